@@ -1,0 +1,71 @@
+package idempotency
+
+import (
+	"context"
+
+	"gorm.io/gorm"
+)
+
+// scopeMark is the key of a context's innermost scope. The mark serves the guard, to notice work on another connection;
+// everything else asks the register.
+type scopeMark struct{}
+
+func withScope(ctx context.Context, s *scope) context.Context {
+	return context.WithValue(ctx, scopeMark{}, s)
+}
+
+// scopeIn is the open scope that ctx carries, or nil. A scope that has ended is nobody's any more: a goroutine that kept
+// the context is not accused.
+func scopeIn(ctx context.Context) *scope {
+	if s, _ := ctx.Value(scopeMark{}).(*scope); s != nil && s.open.Load() {
+		return s
+	}
+	return nil
+}
+
+// FromContext returns the handle to use in code that is given a context and not a transaction: the handler's transaction
+// if ctx comes from inside a handler on db's database, else db.WithContext(ctx). db may be any handle on the database;
+// a handle that is in a transaction itself is returned with ctx, whatever ctx carries.
+//
+// The context that a handler passes on is tx.Statement.Context.
+func FromContext(ctx context.Context, db *gorm.DB) *gorm.DB {
+	s := scopeIn(ctx)
+	if s == nil || inTransaction(connection(db)) || database(db) != s.database {
+		return db.WithContext(ctx)
+	}
+	return s.tx.WithContext(ctx)
+}
+
+// WithoutScope returns a context that does not carry a handler's scope, for a write that is meant to be outside of the
+// handler's transaction and to survive its rollback, such as an audit record, and for a goroutine that outlives the handler.
+// It says so in the code, and silences the guard. It does not change which transaction a handle is in, nor the
+// context's cancellation.
+func WithoutScope(ctx context.Context) context.Context {
+	return context.WithValue(ctx, scopeMark{}, (*scope)(nil))
+}
+
+// AfterCommit registers fn to run once the transaction of tx's handler has committed, for effects outside of the
+// database: not at all if it rolls back, or at a replay. It runs in the goroutine that called Do, after other deliveries
+// of the event have been let through and before Do returns, in the order of registration. Its context is the call's without
+// its cancellation. A panic in it is logged, and changes nothing.
+//
+// It is no outbox: a process that dies between the commit and fn never runs it, nor does an unknown outcome of commit. What
+// must happen belongs in a row that the handler writes.
+//
+// In a joined call inside another handler, fn waits for the outermost one's commit, and is forgotten if the joined call
+// is undone. Under a transaction that is the caller's own, nobody tells the library when it commits: [ErrUnsupported].
+// Outside of a handler: [ErrNoScope].
+func AfterCommit(tx *gorm.DB, fn func(context.Context)) error {
+	s, err := scopeAround(tx)
+	if err != nil {
+		return err
+	}
+	if fn == nil {
+		return unsupported("AfterCommit of a nil function")
+	}
+	if !s.outermost().owns {
+		return unsupported("AfterCommit in a transaction that the caller commits: run it after that commit")
+	}
+	s.whenCommitted(fn)
+	return nil
+}

@@ -1,0 +1,136 @@
+package idempotency
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+
+	"gorm.io/gorm"
+
+	"github.com/gorm-idempotency/idempotency/internal/pgsql"
+)
+
+const guardName = "idempotency:guard"
+
+// registerGuard puts the guard before everything else that a statement goes through. Before("*") always leads, also with
+// SkipDefaultTransaction, where GORM's own first callbacks are not registered and anchors on them are ignored.
+func (p *Plugin) registerGuard(db *gorm.DB) error {
+	callbacks := db.Callback()
+	for operation, register := range map[string]func(string, func(*gorm.DB)) error{
+		"create": callbacks.Create().Before("*").Register,
+		"update": callbacks.Update().Before("*").Register,
+		"delete": callbacks.Delete().Before("*").Register,
+		"query":  callbacks.Query().Before("*").Register,
+		"row":    callbacks.Row().Before("*").Register,
+		"raw":    callbacks.Raw().Before("*").Register,
+	} {
+		if err := register(guardName, p.guard(operation)); err != nil {
+			return fmt.Errorf("idempotency: register the %s callback: %w", operation, err)
+		}
+	}
+	return nil
+}
+
+func guardRegistered(db *gorm.DB) bool { return db.Callback().Raw().Get(guardName) != nil }
+
+// guard looks at a statement that is about to run. On the connection of an open scope it may do anything but end the
+// transaction. On another connection, with a context that comes from inside a scope, it may only read: a write there
+// survives the scope's rollback and happens again, and it can wait for a row of its own scope for ever, which the
+// database cannot see as a cycle.
+//
+// It cannot see a statement on an outer handle with an outer context, nor one on a *sql.DB.
+func (p *Plugin) guard(operation string) func(*gorm.DB) {
+	return func(db *gorm.DB) {
+		if db.DryRun || db.Error != nil {
+			return
+		}
+		text := db.Statement.SQL.String() // empty but for raw SQL: GORM has not built it yet
+		conn := connection(db)
+		if p.scopes.at(conn) != nil {
+			if word, ends := pgsql.EndsTransaction(text); ends {
+				_ = db.AddError(unsupported(word + " inside a handler, whose transaction ends when it returns"))
+				return
+			}
+		}
+		s := scopeIn(db.Statement.Context)
+		if s == nil || s.conn == conn || reads(operation, text) {
+			return
+		}
+		table := db.Statement.Table
+		if text != "" {
+			table = pgsql.WrittenTable(text)
+		}
+		if err := s.foreign(db, operation, table); err != nil {
+			_ = db.AddError(err)
+		}
+	}
+}
+
+// reads reports whether a statement changes nothing. A SELECT that calls a function that writes is invisible here.
+func reads(operation, text string) bool {
+	if text == "" {
+		return operation == "query" || operation == "row"
+	}
+	return pgsql.IsRead(text) || pgsql.IsSavepoint(text)
+}
+
+// foreign applies the policy to a write that is about to leave the scope's transaction, and returns why it must not.
+func (s *scope) foreign(db *gorm.DB, operation, table string) error {
+	if s.plugin.config.ForeignWrites == AllowForeignWrites {
+		return nil
+	}
+	err := &ForeignWriteError{
+		Source: s.key.source, EventID: s.key.eventID, Operation: operation, Table: table, Caller: caller(),
+	}
+	ctx := db.Statement.Context
+	s.plugin.observe(ctx, db, Observation{Kind: ForeignWrite, Source: s.key.source, EventID: s.key.eventID, Err: err})
+	if s.plugin.config.ForeignWrites == WarnForeignWrites {
+		db.Logger.Warn(ctx, err.Error())
+		return nil
+	}
+	return err
+}
+
+// ours are the packages whose frames stand between a statement and the line that asked for it.
+var ours = []string{"gorm.io/gorm.", "gorm.io/gorm/", "github.com/gorm-idempotency/idempotency."}
+
+// caller is the line outside of GORM and this package that the current statement comes from.
+func caller() string {
+	counters := make([]uintptr, 64)
+	frames := runtime.CallersFrames(counters[:runtime.Callers(2, counters)])
+	for {
+		frame, more := frames.Next()
+		if !isOurs(frame) && frame.File != "" {
+			return fmt.Sprintf("%s:%d", frame.File, frame.Line)
+		}
+		if !more {
+			return ""
+		}
+	}
+}
+
+func isOurs(frame runtime.Frame) bool {
+	if strings.HasSuffix(frame.File, "_test.go") {
+		return false
+	}
+	for _, prefix := range ours {
+		if strings.HasPrefix(frame.Function, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// refuseOutside keeps a statement of ours from another connection than the open scope's that its context comes from: they
+// do not pass the callbacks, and in a pool of one connection the claim would wait for its own caller.
+func (p *Plugin) refuseOutside(ctx context.Context, db *gorm.DB, k key) error {
+	s := scopeIn(ctx)
+	if s == nil || s.conn == connection(db) {
+		return nil
+	}
+	if s.holds(p, k) {
+		return ErrReentrant
+	}
+	return s.foreign(db, "idempotent", p.table.String())
+}

@@ -1,0 +1,59 @@
+package pgsql
+
+// Statements are the library's statements on one table, rendered once.
+type Statements struct {
+	Claim               string
+	ClaimUnlocked       string
+	Lookup              string
+	Complete            string
+	Key                 string
+	Forget              string
+	Savepoint           string
+	ReleaseSavepoint    string
+	RollbackToSavepoint string
+}
+
+// Render writes the statements for one table. Their text does not depend on the key, so that a connection prepares
+// each of them once.
+func Render(table Table) Statements {
+	name := table.Quoted()
+	return Statements{
+		// completed_at is set by the claim: the row is visible to others only once this transaction has committed, and
+		// then it is complete. Setting it later would change a column of the partial index's predicate, which rules out
+		// HOT updates. clock_timestamp() and not now(): a caller's transaction may be old.
+		//
+		// The advisory lock is tried once, before the insert: a duplicate is told at once instead of blocking inside
+		// the server with a pool connection in hand. The unique index still decides. The table's oid is mixed in by the
+		// server, since one name means different tables under different search paths.
+		Claim: `INSERT INTO ` + name + ` (source, event_id, payload_digest, claimed_at, completed_at)
+SELECT $1::text, $2::text, $3::bytea, t, t FROM clock_timestamp() AS t
+WHERE pg_try_advisory_xact_lock($4::bigint # '` + name + `'::regclass::oid::bigint)
+ON CONFLICT (source, event_id) DO NOTHING
+RETURNING claimed_at`,
+
+		// Locks are a resource of the whole server: a transaction that claims thousands of keys goes on without.
+		ClaimUnlocked: `INSERT INTO ` + name + ` (source, event_id, payload_digest, claimed_at, completed_at)
+SELECT $1::text, $2::text, $3::bytea, t, t FROM clock_timestamp() AS t
+ON CONFLICT (source, event_id) DO NOTHING
+RETURNING claimed_at`,
+
+		// A statement of its own, and not a CTE around the claim: it needs a newer snapshot than the claim's.
+		Lookup: `SELECT payload_digest, response_status, response_header::text, response_raw, claimed_at, completed_at IS NOT NULL
+FROM ` + name + ` WHERE source = $1::text AND event_id = $2::text`,
+
+		// Strings with a cast, never bytes: bytes bound to JSONB arrive as \x… under pgx's simple protocol.
+		Complete: `UPDATE ` + name + ` SET response_status = $3::smallint, response_header = $4::text::jsonb, ` +
+			`response_body = $5::text::jsonb, response_raw = $6::bytea
+WHERE source = $1::text AND event_id = $2::text AND response_status IS NULL`,
+
+		Key: `SELECT payload_digest, response_status, response_header::text, response_body::text, response_raw, claimed_at, completed_at
+FROM ` + name + ` WHERE source = $1::text AND event_id = $2::text`,
+
+		Forget: `DELETE FROM ` + name + ` WHERE source = $1::text AND event_id = $2::text`,
+
+		// One name at every depth: PostgreSQL nests equal names, and the innermost is the one that is meant.
+		Savepoint:           `SAVEPOINT idempotency`,
+		ReleaseSavepoint:    `RELEASE SAVEPOINT idempotency`,
+		RollbackToSavepoint: `ROLLBACK TO SAVEPOINT idempotency`,
+	}
+}

@@ -1,0 +1,59 @@
+package idempotency
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// Limits of a key, in bytes and not in characters: a row of the primary key's index holds 2,704 bytes.
+const (
+	maxSourceBytes  = 255
+	maxEventIDBytes = 1024
+)
+
+// key identifies an event. It is compared byte for byte: no trimming, folding or normalising.
+type key struct {
+	source  string
+	eventID string
+}
+
+// validate refuses what the table cannot hold, before any SQL: PostgreSQL's text has no NUL and no invalid UTF-8, and its
+// index refuses a long key only if it does not compress well.
+func (k key) validate() error {
+	if reason := unusable(k.source, maxSourceBytes); reason != "" {
+		return &InvalidKeyError{Field: "source", Reason: reason}
+	}
+	if reason := unusable(k.eventID, maxEventIDBytes); reason != "" {
+		return &InvalidKeyError{Field: "event id", Reason: reason}
+	}
+	return nil
+}
+
+func unusable(text string, limit int) string {
+	switch {
+	case text == "":
+		return "is empty"
+	case len(text) > limit:
+		return fmt.Sprintf("has %d bytes, and at most %d are allowed", len(text), limit)
+	case strings.IndexByte(text, 0) >= 0:
+		return "contains a NUL byte"
+	case !utf8.ValidString(text):
+		return "is not valid UTF-8"
+	}
+	return ""
+}
+
+// lock is the number of the key's advisory lock, before the server mixes in the table's. Each part is preceded by its
+// length, so that ("ab", "c") and ("a", "bc") differ.
+func (k key) lock() int64 {
+	text := make([]byte, 0, 16+maxSourceBytes+64)
+	for _, part := range []string{k.source, k.eventID} {
+		text = binary.BigEndian.AppendUint64(text, uint64(len(part)))
+		text = append(text, part...)
+	}
+	sum := sha256.Sum256(text)
+	return int64(binary.BigEndian.Uint64(sum[:8])) //nolint:gosec // all 64 bits are meant, the sign included
+}

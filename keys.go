@@ -1,0 +1,93 @@
+package idempotency
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+
+	"gorm.io/gorm"
+
+	"github.com/gorm-idempotency/idempotency/internal/pgsql"
+)
+
+// Lookup returns the row of a key: what was answered, and when. Within a transaction it sees that transaction's own
+// claims too. It reads from the handle's own connection or pool, whatever a resolver plugin would choose.
+//
+// Errors: [ErrKeyNotFound], also for a key whose claim has not committed; those of [Do] for a bad handle or key;
+// [ErrSchema]; the database's.
+func Lookup(ctx context.Context, db *gorm.DB, source, id string) (*IdempotencyKey, error) {
+	p, err := keyAccess(db, source, id)
+	if err != nil {
+		return nil, err
+	}
+	var found *IdempotencyKey
+	err = executorOf(db).query(ctx, "look up key", func(rows *sql.Rows) error {
+		row := &IdempotencyKey{Source: source, EventID: id}
+		var header, body *string
+		if err := rows.Scan(&row.PayloadDigest, &row.ResponseStatus, &header, &body, &row.ResponseRaw, &row.ClaimedAt, &row.CompletedAt); err != nil {
+			return err
+		}
+		row.ResponseHeader, row.ResponseBody = rawJSON(header), rawJSON(body)
+		found = row
+		return nil
+	}, p.sql.Key, source, id)
+	if err != nil {
+		return nil, withContextError(ctx, err)
+	}
+	if found == nil {
+		return nil, ErrKeyNotFound
+	}
+	return found, nil
+}
+
+func rawJSON(text *string) json.RawMessage {
+	if text == nil {
+		return nil
+	}
+	return json.RawMessage(*text)
+}
+
+// Forget deletes a key, so that the next delivery of the event takes effect again. It is for support, after the effect has
+// been undone by hand; an answer that was given stays given. On a handle inside a transaction it is part of it.
+//
+// Errors: [ErrKeyNotFound], also for a key whose claim has not committed; [ErrReentrant] for the key that the calling
+// handler holds; [ForeignWriteError] outside of that handler's transaction; those of [Do] for a bad handle or key;
+// [ErrSchema]; the database's.
+func Forget(ctx context.Context, db *gorm.DB, source, id string) error {
+	p, err := keyAccess(db, source, id)
+	if err != nil {
+		return err
+	}
+	k := key{source: source, eventID: id}
+	if err := p.refuseOutside(ctx, db, k); err != nil {
+		return err
+	}
+	if p.scopes.at(connection(db)).holds(p, k) {
+		return ErrReentrant
+	}
+	deleted, err := executorOf(db).exec(ctx, "forget key", p.sql.Forget, source, id)
+	if err == nil && deleted == 0 {
+		return ErrKeyNotFound
+	}
+	return withContextError(ctx, err)
+}
+
+// CheckSchema looks at the database's catalogue, and returns an [ErrSchema] that says what is wrong with the table and
+// what to run, or nil. It reads no keys, so that a readiness probe can call it.
+func CheckSchema(ctx context.Context, db *gorm.DB) error {
+	p, err := usable(db)
+	if err != nil {
+		return err
+	}
+	return withContextError(ctx, pgsql.CheckSchema(ctx, connection(db), p.table))
+}
+
+func keyAccess(db *gorm.DB, source, id string) (*Plugin, error) {
+	p, err := usable(db)
+	if err != nil {
+		return nil, err
+	}
+	return p, key{source: source, eventID: id}.validate()
+}
+
+func executorOf(db *gorm.DB) executor { return executor{conn: connection(db), logger: db.Logger} }

@@ -1,0 +1,190 @@
+package idempotency
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"gorm.io/gorm"
+)
+
+// scope is what a handler works in: the key it holds, the transaction it holds it with, and the answer it has given. It is
+// open from the claim until the transaction (or the savepoint, for a joined call) has ended.
+type scope struct {
+	plugin   *Plugin
+	key      key
+	database gorm.ConnPool // the pool: identifies the database
+	conn     gorm.ConnPool // the transaction underneath GORM's statement cache: identifies the connection
+	tx       *gorm.DB      // the handler's handle
+	outer    *scope        // the scope on the same transaction that this call was made in
+	owns     bool          // the transaction is this call's own: it commits it
+	open     atomic.Bool
+
+	mu          sync.Mutex
+	answer      answer
+	answered    bool // Respond is refused: it was called, or a value is the answer
+	afterCommit []func(context.Context)
+}
+
+func (s *scope) respond(a answer) error {
+	if err := a.validate(s.plugin.config.MaxResponseBytes); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.answered {
+		return ErrAlreadyResponded
+	}
+	s.answer, s.answered = a, true
+	return nil
+}
+
+// outermost is the scope that the transaction began with, as far as the library knows.
+func (s *scope) outermost() *scope {
+	for s.outer != nil {
+		s = s.outer
+	}
+	return s
+}
+
+// holds reports whether s, or a scope around it on the same transaction, holds the key.
+func (s *scope) holds(p *Plugin, k key) bool {
+	for ; s != nil; s = s.outer {
+		if s.plugin == p && s.key == k {
+			return true
+		}
+	}
+	return false
+}
+
+// answerWith sets the answer of a handler whose value is the answer.
+func (s *scope) answerWith(a answer) error {
+	if err := a.validate(s.plugin.config.MaxResponseBytes); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer = a
+	return nil
+}
+
+func (s *scope) given() answer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.answer
+}
+
+// whenCommitted registers fn with this scope. succeed hands it outwards, so that what an inner call registered is
+// forgotten when that call is undone.
+func (s *scope) whenCommitted(fn func(context.Context)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.afterCommit = append(s.afterCommit, fn)
+}
+
+// succeed hands what waits for the commit to the scope around it, whose transaction it is.
+func (s *scope) succeed() {
+	if s.outer == nil {
+		return
+	}
+	for _, fn := range s.afterCommit {
+		s.outer.whenCommitted(fn)
+	}
+	s.afterCommit = nil
+}
+
+// runAfterCommit runs what waited for the commit, in the order of registration. The functions outlive the delivery's
+// context and its scope: a cancelled sender must not stop them, and their writes are not foreign.
+func (s *scope) runAfterCommit(ctx context.Context, db *gorm.DB) {
+	if len(s.afterCommit) == 0 {
+		return
+	}
+	ctx = WithoutScope(context.WithoutCancel(ctx))
+	for _, fn := range s.afterCommit {
+		guarded(ctx, db, "a function given to AfterCommit", func() { fn(ctx) })
+	}
+}
+
+// register keeps the open scopes by their connection, innermost first. A context value could not: every repository
+// replaces the context with WithContext, while the connection survives that, NewDB, PrepareStmt, Debug and nested
+// transactions.
+type register struct {
+	mu        sync.RWMutex
+	innermost map[gorm.ConnPool]*scope
+}
+
+func (r *register) enter(s *scope) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.innermost == nil {
+		r.innermost = make(map[gorm.ConnPool]*scope)
+	}
+	s.outer = r.innermost[s.conn]
+	r.innermost[s.conn] = s
+	s.open.Store(true)
+}
+
+func (r *register) leave(s *scope) {
+	if s == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.open.Store(false)
+	around := r.innermost[s.conn]
+	for around != nil && !around.open.Load() {
+		around = around.outer
+	}
+	if around == nil {
+		delete(r.innermost, s.conn)
+		return
+	}
+	r.innermost[s.conn] = around
+}
+
+func (r *register) at(conn gorm.ConnPool) *scope {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.innermost[conn]
+}
+
+// scopeAround finds the scope whose transaction tx is a handle of.
+func scopeAround(tx *gorm.DB) (*scope, error) {
+	p, err := pluginOf(tx)
+	if err != nil {
+		return nil, err
+	}
+	s := p.scopes.at(connection(tx))
+	if s == nil {
+		return nil, ErrNoScope
+	}
+	return s, nil
+}
+
+// connection is what a handle's statements run on, without GORM's statement caches around it.
+func connection(db *gorm.DB) gorm.ConnPool { return unwrap(db.Statement.ConnPool) }
+
+// database is the pool that a handle was opened with, also for a handle inside a transaction: it stands in the handle's
+// Config, and the transaction in its Statement.
+func database(db *gorm.DB) gorm.ConnPool { return unwrap(db.ConnPool) }
+
+// unwrap takes off the caches that GORM puts around a pool or transaction. There may be several, since
+// Session{PrepareStmt: true} wraps again.
+func unwrap(pool gorm.ConnPool) gorm.ConnPool {
+	for {
+		switch wrapped := pool.(type) {
+		case *gorm.PreparedStmtTX:
+			pool = wrapped.Tx
+		case *gorm.PreparedStmtDB:
+			pool = wrapped.ConnPool
+		default:
+			return pool
+		}
+	}
+}
+
+// inTransaction reports whether a handle's connection is in a transaction already, so that a call on it joins.
+func inTransaction(conn gorm.ConnPool) bool {
+	_, ok := conn.(gorm.TxCommitter)
+	return ok
+}

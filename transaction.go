@@ -1,0 +1,333 @@
+package idempotency
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/gorm-idempotency/idempotency/internal/pgsql"
+)
+
+// transaction is the seam between the protocol and what it runs in: a transaction of the call's own, or a savepoint in the
+// caller's. A pipelined connection can take its place.
+type transaction interface {
+	// begin opens the transaction and claims the key.
+	begin() (claim, error)
+
+	// claim claims it again, and lookup finds the row of whoever has it, or nil.
+	claim() (claim, error)
+	lookup() (*storedRow, error)
+
+	// open makes the scope that the handler works in, once the key is claimed.
+	open() *scope
+
+	// keep stores the answer and ends the transaction for good. An error means that it has not been kept, or wraps
+	// ErrOutcomeUnknown.
+	keep(a answer) error
+
+	// undo ends a transaction that has not been kept. It is a no-op for one that has, and where nothing has begun. Its
+	// error means that the end was not ours to make, or did not succeed.
+	undo() error
+}
+
+// claim is what the claiming statement returned: a row if it won.
+type claim struct {
+	won bool
+	at  time.Time
+}
+
+// storedRow is what a duplicate needs of the row.
+type storedRow struct {
+	digest    []byte
+	answer    answer
+	claimedAt time.Time
+	complete  bool
+}
+
+// ownTransaction is begun and ended by the call.
+type ownTransaction struct {
+	statements
+	pool  gorm.ConnPool      // conn, with the statement cache that the handle's session wants around it
+	stop  context.CancelFunc // ends ctx, where GORM's Config limits how long a transaction takes
+	ended bool               // COMMIT was sent
+}
+
+func newOwnTransaction(c *call) *ownTransaction {
+	return &ownTransaction{statements: newStatements(c)}
+}
+
+// begin does what GORM's Begin does, but for the session, which only a handler needs, and the error translation.
+func (t *ownTransaction) begin() (claim, error) {
+	db := t.call.db
+	if _, limited := t.ctx.Deadline(); !limited && db.DefaultTransactionTimeout > 0 {
+		t.ctx, t.stop = context.WithTimeout(t.ctx, db.DefaultTransactionTimeout)
+	}
+	var err error
+	switch beginner := db.Statement.ConnPool.(type) {
+	case gorm.TxBeginner:
+		// Assigned only when it succeeded: a nil *sql.Tx in an interface is not nil.
+		var tx *sql.Tx
+		if tx, err = beginner.BeginTx(t.ctx, t.call.options.begin()); err == nil {
+			t.pool = tx
+		}
+	case gorm.ConnPoolBeginner:
+		t.pool, err = beginner.BeginTx(t.ctx, t.call.options.begin())
+	default:
+		err = unsupported(fmt.Sprintf("a connection of type %T, which cannot begin a transaction", beginner))
+	}
+	if err != nil {
+		t.pool = nil
+		return claim{}, fmt.Errorf("idempotency: begin: %w", err)
+	}
+	t.conn = unwrap(t.pool)
+	return t.claim()
+}
+
+func (t *ownTransaction) open() *scope {
+	s := t.newScope()
+	s.owns = true
+	s.tx.Statement.ConnPool = t.pool
+	return s
+}
+
+func (t *ownTransaction) keep(a answer) error {
+	if err := t.complete(a); err != nil {
+		return err
+	}
+	if err := t.ctx.Err(); err != nil {
+		return fmt.Errorf("idempotency: before the commit: %w", err)
+	}
+	t.ended = true
+	// Not GORM's Commit, whose error translation loses the SQLSTATE.
+	err := t.conn.(gorm.TxCommitter).Commit()
+	switch {
+	case err == nil:
+		return nil
+	case pgsql.CertainlyRolledBack(err):
+		return fmt.Errorf("idempotency: commit: %w", err)
+	}
+	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+}
+
+func (t *ownTransaction) undo() error {
+	if t.stop != nil {
+		defer t.stop()
+	}
+	if t.conn == nil || t.ended {
+		return nil
+	}
+	if err := t.conn.(gorm.TxCommitter).Rollback(); errors.Is(err, sql.ErrTxDone) {
+		return t.endedByOthers(err)
+	}
+	return nil // any other failure is of a broken connection, whose transaction the server rolls back
+}
+
+// joinedTransaction is a savepoint in the caller's transaction. GORM's own savepoints swallow errors and are never
+// released, so that a loop of calls would pile up subtransactions.
+type joinedTransaction struct {
+	statements
+	begun, ended bool
+}
+
+func newJoinedTransaction(c *call) *joinedTransaction {
+	t := &joinedTransaction{statements: newStatements(c)}
+	t.conn = connection(c.db)
+	t.unlocked = c.plugin.locks.spent(t.conn)
+	return t
+}
+
+func (t *joinedTransaction) begin() (claim, error) {
+	if _, err := t.exec(t.ctx, "begin a savepoint", t.sql.Savepoint); err != nil {
+		return claim{}, err
+	}
+	t.begun = true
+	return t.claim()
+}
+
+func (t *joinedTransaction) open() *scope { return t.newScope() }
+
+func (t *joinedTransaction) keep(a answer) error {
+	if err := t.complete(a); err != nil {
+		return err
+	}
+	if err := t.ctx.Err(); err != nil {
+		return fmt.Errorf("idempotency: before the savepoint's release: %w", err)
+	}
+	// This fails if the handler swallowed a database error: the transaction is aborted then.
+	if _, err := t.exec(t.ctx, "release the savepoint", t.sql.ReleaseSavepoint); err != nil {
+		return err
+	}
+	t.ended = true
+	t.call.plugin.locks.spend(t.conn)
+	return nil
+}
+
+// undoTimeout bounds the way back to the savepoint, on a connection that may have stopped answering.
+const undoTimeout = 10 * time.Second
+
+// undo returns to the savepoint even if the call's context has ended: the caller's may not have, and what the handler
+// wrote must not be committed with their transaction.
+func (t *joinedTransaction) undo() error {
+	if !t.begun || t.ended {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), undoTimeout)
+	defer cancel()
+	_, err := t.exec(ctx, "roll back to the savepoint", t.sql.RollbackToSavepoint)
+	if err == nil {
+		_, err = t.exec(ctx, "release the savepoint", t.sql.ReleaseSavepoint)
+	}
+	if errors.Is(err, sql.ErrTxDone) {
+		return t.endedByOthers(err)
+	}
+	return err
+}
+
+// statements are the protocol's statements on one transaction. They go to the transaction underneath GORM's statement
+// cache, which would prepare them again in every transaction and can deadlock a small pool.
+type statements struct {
+	executor
+	call     *call
+	ctx      context.Context
+	sql      *pgsql.Statements
+	args     []any // of the claim: the key, then the digest, then the lock's number
+	unlocked bool  // the transaction has taken its share of the server's locks
+}
+
+func newStatements(c *call) statements {
+	return statements{
+		executor: executor{logger: c.db.Logger}, call: c, ctx: c.ctx, sql: &c.plugin.sql,
+		args: []any{c.key.source, c.key.eventID, c.digest, c.key.lock()},
+	}
+}
+
+func (s *statements) keyArgs() []any { return s.args[:2:2] }
+
+// newScope starts the handler's handle from a clean session: conditions and clauses that the caller's handle carries
+// would leak into every statement of the handler.
+func (s *statements) newScope() *scope {
+	held := &scope{plugin: s.call.plugin, key: s.call.key, database: database(s.call.db), conn: s.conn}
+	held.answered = s.call.answersItself
+	held.tx = s.call.db.Session(&gorm.Session{NewDB: true, Context: withScope(s.ctx, held)})
+	return held
+}
+
+func (s *statements) claim() (claim, error) {
+	query, args := s.sql.Claim, s.args
+	if s.unlocked {
+		query, args = s.sql.ClaimUnlocked, s.args[:3]
+	}
+	var claimed claim
+	err := s.query(s.ctx, "claim key", func(rows *sql.Rows) error {
+		claimed.won = true
+		return rows.Scan(&claimed.at)
+	}, query, args...)
+	if err != nil {
+		return claim{}, err
+	}
+	return claimed, nil
+}
+
+func (s *statements) lookup() (*storedRow, error) {
+	var row *storedRow
+	err := s.query(s.ctx, "look up key", func(rows *sql.Rows) error {
+		var (
+			found  storedRow
+			status *int
+			header *string
+		)
+		if err := rows.Scan(&found.digest, &status, &header, &found.answer.body, &found.claimedAt, &found.complete); err != nil {
+			return err
+		}
+		if status != nil {
+			found.answer.status = *status
+		}
+		if header != nil {
+			if err := json.Unmarshal([]byte(*header), &found.answer.header); err != nil {
+				return quiet(errors.New("the stored headers are not an object of arrays of strings"), err)
+			}
+		}
+		row = &found
+		return nil
+	}, s.sql.Lookup, s.keyArgs()...)
+	return row, err
+}
+
+// complete stores the answer on the claimed row, and nothing if there is none. It insists on exactly one row: a handler
+// that deleted or answered its own key has no claim any more, and its effect would happen again.
+func (s *statements) complete(a answer) error {
+	if a.status == 0 {
+		return nil
+	}
+	updated, err := s.exec(s.ctx, "store the answer", s.sql.Complete,
+		append(s.keyArgs(), a.status, a.headerColumn(), a.jsonColumn(), a.rawColumn())...)
+	if err == nil && updated != 1 {
+		return fmt.Errorf("idempotency: store the answer: %d rows match the claimed key, want 1: the handler, or a trigger, deleted or answered it", updated)
+	}
+	return err
+}
+
+// endedByOthers explains a transaction that was over before its call was. database/sql rolls back when the context ends;
+// otherwise the handler has committed or rolled back, and what it did before may or may not be there.
+func (s *statements) endedByOthers(err error) error {
+	if s.ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("%w: the handler, not the library, ended the transaction: %w", ErrOutcomeUnknown, err)
+}
+
+// executor runs a statement and logs it, with its text and never its values.
+type executor struct {
+	conn   gorm.ConnPool
+	logger logger.Interface
+}
+
+func (e executor) exec(ctx context.Context, doing, query string, args ...any) (int64, error) {
+	began := time.Now()
+	var rows int64
+	result, err := e.conn.ExecContext(ctx, query, args...)
+	if err == nil {
+		rows, err = result.RowsAffected()
+	}
+	e.trace(ctx, began, query, rows, err)
+	if err != nil {
+		return 0, statementError(doing, err)
+	}
+	return rows, nil
+}
+
+// query calls scan for each row. It never uses QueryRowContext: where preparing fails, GORM's statement cache returns a
+// row whose Scan panics. Rows that end early are an error and not an empty answer.
+func (e executor) query(ctx context.Context, doing string, scan func(*sql.Rows) error, query string, args ...any) error {
+	began := time.Now()
+	var count int64
+	err := func() (err error) {
+		rows, err := e.conn.QueryContext(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, rows.Close()) }()
+		for rows.Next() {
+			count++
+			if err := scan(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	}()
+	e.trace(ctx, began, query, count, err)
+	if err != nil {
+		return statementError(doing, err)
+	}
+	return nil
+}
+
+func (e executor) trace(ctx context.Context, began time.Time, query string, rows int64, err error) {
+	e.logger.Trace(ctx, began, func() (string, int64) { return query, rows }, err)
+}
