@@ -140,13 +140,26 @@ func (a answer) validate(limit int) error {
 	return nil
 }
 
-// The columns are strings and not bytes, and NULL is an untyped nil: so they mean the same through every driver and mode.
+// completion are the completing statement's arguments: the key, status, headers, body, and whether the operator's copy of the
+// body can be kept. Answers are never refused by the database: what JSONB cannot hold stands in the raw column alone.
+func (a answer) completion(key []any) []any {
+	return append(key, a.status, a.headerColumn(), a.rawColumn(), a.body != nil && jsontext.FitsJSONB(a.body))
+}
 
+// headerColumn is a string and not bytes, and NULL is an untyped nil, so that both mean the same through every driver and
+// mode. So is rawColumn's NULL: some drivers send a nil []byte as empty.
 func (a answer) headerColumn() any {
 	if a.header == nil {
 		return nil
 	}
 	return a.headerText()
+}
+
+func (a answer) rawColumn() any {
+	if a.body == nil {
+		return nil
+	}
+	return a.body
 }
 
 func (a answer) headerText() string {
@@ -158,22 +171,6 @@ func (a answer) headerText() string {
 		panic(err) // a map of strings always marshals
 	}
 	return string(text)
-}
-
-// jsonColumn is the operator's copy of the body. Answers are never refused by the database: what JSONB cannot hold stands
-// in the raw column alone.
-func (a answer) jsonColumn() any {
-	if a.body == nil || !jsontext.FitsJSONB(a.body) {
-		return nil
-	}
-	return string(a.body)
-}
-
-func (a answer) rawColumn() any {
-	if a.body == nil {
-		return nil // some drivers send a nil []byte as empty
-	}
-	return a.body
 }
 
 // result is the one way from an answer to a Result, for the first delivery as for a replay.

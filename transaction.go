@@ -198,6 +198,7 @@ type statements struct {
 	sql      *pgsql.Statements
 	args     []any // of the claim: the key, then the digest, then the lock's number
 	unlocked bool  // the transaction has taken its share of the server's locks
+	claimed  claim // what the claim returned
 }
 
 func newStatements(c *call) statements {
@@ -223,15 +224,16 @@ func (s *statements) claim() (claim, error) {
 	if s.unlocked {
 		query, args = s.sql.ClaimUnlocked, s.args[:3]
 	}
-	var claimed claim
-	err := s.query(s.ctx, "claim key", func(rows *sql.Rows) error {
-		claimed.won = true
-		return rows.Scan(&claimed.at)
-	}, query, args...)
-	if err != nil {
+	s.claimed = claim{}
+	if err := s.query(s.ctx, "claim key", s.scanClaim, query, args...); err != nil {
 		return claim{}, err
 	}
-	return claimed, nil
+	return s.claimed, nil
+}
+
+func (s *statements) scanClaim(rows *sql.Rows) error {
+	s.claimed.won = true
+	return rows.Scan(&s.claimed.at)
 }
 
 func (s *statements) lookup() (*storedRow, error) {
@@ -265,8 +267,7 @@ func (s *statements) complete(a answer) error {
 	if a.status == 0 {
 		return nil
 	}
-	updated, err := s.exec(s.ctx, "store the answer", s.sql.Complete,
-		append(s.keyArgs(), a.status, a.headerColumn(), a.jsonColumn(), a.rawColumn())...)
+	updated, err := s.exec(s.ctx, "store the answer", s.sql.Complete, a.completion(s.keyArgs())...)
 	if err == nil && updated != 1 {
 		return fmt.Errorf("idempotency: store the answer: %d rows match the claimed key, want 1: the handler, or a trigger, deleted or answered it", updated)
 	}

@@ -41,9 +41,10 @@ RETURNING claimed_at`,
 		Lookup: `SELECT payload_digest, response_status, response_header::text, response_raw, claimed_at, completed_at IS NOT NULL
 FROM ` + name + ` WHERE source = $1::text AND event_id = $2::text`,
 
-		// Strings with a cast, never bytes: bytes bound to JSONB arrive as \x… under pgx's simple protocol.
-		Complete: `UPDATE ` + name + ` SET response_status = $3::smallint, response_header = $4::text::jsonb, ` +
-			`response_body = $5::text::jsonb, response_raw = $6::bytea
+		// The body is sent once, as bytes; the operator's copy is made of them here, if the caller says that JSONB accepts
+		// it. Bytes bound to a JSONB parameter would arrive as \x… under pgx's simple protocol.
+		Complete: `UPDATE ` + name + ` SET response_status = $3::smallint, response_header = $4::text::jsonb, response_raw = $5::bytea,
+response_body = CASE WHEN $6::boolean THEN convert_from($5::bytea, 'UTF8')::jsonb END
 WHERE source = $1::text AND event_id = $2::text AND response_status IS NULL`,
 
 		Key: `SELECT payload_digest, response_status, response_header::text, response_body::text, response_raw, claimed_at, completed_at
