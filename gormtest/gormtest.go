@@ -1,0 +1,106 @@
+// Package gormtest gives tests a real PostgreSQL.
+//
+// Each test gets a database of its own with the library's table in it, so tests may use t.Parallel and need not clean up:
+//
+//	func TestPayment(t *testing.T) {
+//		t.Parallel()
+//		db := gormtest.Open(t)
+//		…
+//	}
+//
+// # The server
+//
+// It is the one that the environment variable IDEMPOTENCY_TEST_DSN names, as a URL or as keywords and values. Its role
+// must be allowed to create databases. The database in the DSN is only connected to.
+//
+// Without the variable it is a PostgreSQL that the first test of a process starts from the programs installed on the
+// machine, in a temporary folder and on a free port of the loopback address. It is gone when the process has ended, in
+// whatever way.
+//
+// A test without a server fails. It is never skipped: a promise that nobody checked isn't kept.
+//
+// # What is left on a server of yours
+//
+// Databases called gormtest_…, one for each test, are dropped when their test ends. What a killed process has left is
+// dropped by the first test of a later process, a day after it was made. One database called gormtest_template_… stays
+// for each role and version of the library's table, since copying it is what makes tests quick; it may be dropped while no
+// test runs.
+package gormtest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"gorm.io/driver/postgres"
+	"gorm.io/gorm"
+
+	"github.com/gorm-idempotency/idempotency"
+)
+
+// setupTimeout bounds the making, and the dropping, of one test's database on a server that is up.
+const setupTimeout = 30 * time.Second
+
+// DSN returns the DSN of an empty, migrated database that is the calling test's alone. It is dropped when the test and
+// its subtests have ended, whoever is still connected.
+//
+// The DSN has the form of IDEMPOTENCY_TEST_DSN and its other parameters, or is a URL if that isn't set.
+// DSN fails the test if there is no such database.
+func DSN(t testing.TB) string {
+	t.Helper()
+	server, err := theServer()
+	if err != nil {
+		t.Fatalf("gormtest: %v", err)
+	}
+	return server.databaseFor(t)
+}
+
+// Open returns a handle on such a database as [DSN] gives, with the plugin registered in its default configuration. The
+// handle is closed when the test ends.
+//
+// GORM's warnings and errors go to the test's log. For another driver, gorm.Config or plugin configuration use DSN.
+func Open(t testing.TB) *gorm.DB {
+	t.Helper()
+	db, err := gorm.Open(postgres.Open(DSN(t)), &gorm.Config{Logger: newLogger(t)})
+	if err != nil {
+		t.Fatalf("gormtest: open: %v", oneLine(err))
+	}
+	closeAfter(t, db)
+	if err := db.Use(idempotency.New(idempotency.Config{})); err != nil {
+		t.Fatalf("gormtest: register the plugin: %v", err)
+	}
+	return db
+}
+
+func closeAfter(t testing.TB, db *gorm.DB) {
+	t.Helper()
+	pool, err := db.DB()
+	if err != nil {
+		t.Fatalf("gormtest: open: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := pool.Close(); err != nil {
+			t.Errorf("gormtest: close: %v", err)
+		}
+	})
+}
+
+// databaseFor makes a database for a test and sees to its end.
+func (s *server) databaseFor(t testing.TB) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), setupTimeout)
+	defer cancel()
+	name := newName()
+	if err := s.createDatabase(ctx, name); err != nil {
+		t.Fatalf("gormtest: %v", err)
+	}
+	t.Cleanup(func() {
+		// Not the test's context, which has ended by now.
+		ctx, cancel := context.WithTimeout(context.Background(), setupTimeout)
+		defer cancel()
+		if err := s.dropDatabase(ctx, name); err != nil {
+			t.Errorf("gormtest: %v", err)
+		}
+	})
+	return s.base.with(name)
+}
