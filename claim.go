@@ -134,7 +134,9 @@ func (c *call) attempt(t transaction, pass *gate.Pass[gateKey]) (result *Result,
 		lost := t.undo()
 		c.plugin.scopes.leave(c.scope) // not before: until then the handler's goroutines can still write
 		if lost != nil {
-			result, err = nil, join(lost, err)
+			// Whatever was found out about the key, this is what became of the call: joined, the caller's transaction is lost.
+			result, at, err = nil, settled, join(lost, err)
+			c.kind = Failed
 			c.noteOutcome(lost)
 		}
 	}()
@@ -209,8 +211,8 @@ func (c *call) consult(row *storedRow) (*Result, standing, error) {
 // warnUnknownDigest says once for each scheme that its rows are replayed without a comparison.
 func (c *call) warnUnknownDigest(scheme string) {
 	if _, warned := c.plugin.warned.LoadOrStore(scheme, true); !warned {
-		c.db.Logger.Warn(c.ctx, fmt.Sprintf(
-			"idempotency: keys were claimed with the digest %.128q, which no source is configured with: their duplicates are replayed unchecked", scheme))
+		c.db.Logger.Warn(c.ctx,
+			"idempotency: keys were claimed with the digest %.128q, which no source is configured with: their duplicates are replayed unchecked", scheme)
 	}
 }
 

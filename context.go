@@ -14,26 +14,29 @@ func withScope(ctx context.Context, s *scope) context.Context {
 	return context.WithValue(ctx, scopeMark{}, s)
 }
 
-// scopeIn is the open scope that ctx carries, or nil. A scope that has ended is nobody's any more: a goroutine that kept
-// the context is not accused.
+// scopeIn is the innermost open scope that ctx carries, or nil. A scope that has ended is nobody's any more: a goroutine
+// that kept the context is not accused. But a joined call's context belongs to the handler around it for longer.
 func scopeIn(ctx context.Context) *scope {
-	if s, _ := ctx.Value(scopeMark{}).(*scope); s != nil && s.open.Load() {
-		return s
+	s, _ := ctx.Value(scopeMark{}).(*scope)
+	for s != nil && !s.open.Load() {
+		s = s.outer
 	}
-	return nil
+	return s
 }
 
-// FromContext returns the handle to use in code that is given a context and not a transaction: the handler's transaction
-// if ctx comes from inside a handler on db's database, else db.WithContext(ctx). db may be any handle on the database;
-// a handle that is in a transaction itself is returned with ctx, whatever ctx carries.
+// FromContext returns the handle to use in code that is given a context and not a transaction: db.WithContext(ctx), and in
+// the handler's transaction if ctx comes from inside a handler on db's database. db may be any handle on the database, and
+// keeps its session and its conditions. One that is in a transaction itself stays in that, whatever ctx carries.
 //
 // The context that a handler passes on is tx.Statement.Context.
 func FromContext(ctx context.Context, db *gorm.DB) *gorm.DB {
+	tx := db.WithContext(ctx) // with a Statement of its own
 	s := scopeIn(ctx)
 	if s == nil || inTransaction(connection(db)) || database(db) != s.database {
-		return db.WithContext(ctx)
+		return tx
 	}
-	return s.tx.WithContext(ctx)
+	tx.Statement.ConnPool = s.tx.Statement.ConnPool
+	return tx
 }
 
 // WithoutScope returns a context that does not carry a handler's scope, for a write that is meant to be outside of the
@@ -53,8 +56,9 @@ func WithoutScope(ctx context.Context) context.Context {
 // must happen belongs in a row that the handler writes.
 //
 // In a joined call inside another handler, fn waits for the outermost one's commit, and is forgotten if the joined call
-// is undone. Under a transaction that is the caller's own, nobody tells the library when it commits: [ErrUnsupported].
-// Outside of a handler: [ErrNoScope].
+// is undone. Nobody tells the library if the handler goes back to a savepoint of its own from before a joined call: fn
+// runs then. Nor when a transaction that is the caller's own commits: under one, [ErrUnsupported]. Outside of a handler:
+// [ErrNoScope].
 func AfterCommit(tx *gorm.DB, fn func(context.Context)) error {
 	s, err := scopeAround(tx)
 	if err != nil {

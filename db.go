@@ -20,8 +20,8 @@ func Wrap(db *gorm.DB) *DB { return &DB{db: db} }
 
 // WithContext returns a handle whose calls use ctx.
 func (d *DB) WithContext(ctx context.Context) *DB {
-	if d.db == nil {
-		return d
+	if !opened(d.db) {
+		return d // for the call to refuse
 	}
 	return &DB{db: d.db.WithContext(ctx)}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/gorm-idempotency/idempotency/internal/jsontext"
 )
@@ -78,6 +79,9 @@ func jsonName(pointers []string) string {
 func parsePointers(texts []string) ([]jsontext.Pointer, error) {
 	pointers := make([]jsontext.Pointer, 0, len(texts))
 	for _, text := range texts {
+		if !utf8.ValidString(text) {
+			return nil, fmt.Errorf("%q is not valid UTF-8", text) // the name could not tell it from others
+		}
 		pointer, err := jsontext.ParsePointer(text)
 		if err != nil {
 			return nil, err
@@ -114,7 +118,7 @@ func (d Digest) problem() string {
 	case isOurs && ours.Sum == nil:
 		return "ignores what is not a JSON Pointer: " + pointerProblem(d.Name)
 	case d.Sum == nil:
-		return fmt.Sprintf("%q has no Sum", d.Name)
+		return fmt.Sprintf("%q has no Sum; JSONDigest gives none for a pointer that is not valid UTF-8", d.Name)
 	case isOurs && d.Sum([]byte(probe)) != ours.Sum([]byte(probe)):
 		return fmt.Sprintf("is named %q, which is the name of one of this library's", d.Name)
 	}

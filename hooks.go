@@ -86,14 +86,14 @@ func (s *scope) foreign(db *gorm.DB, operation, table string) error {
 	ctx := db.Statement.Context
 	s.plugin.observe(ctx, db, Observation{Kind: ForeignWrite, Source: s.key.source, EventID: s.key.eventID, Err: err})
 	if s.plugin.config.ForeignWrites == WarnForeignWrites {
-		db.Logger.Warn(ctx, err.Error())
+		db.Logger.Warn(ctx, "%s", err.Error()) // a key may contain a %
 		return nil
 	}
 	return err
 }
 
 // ours are the packages whose frames stand between a statement and the line that asked for it.
-var ours = []string{"gorm.io/gorm.", "gorm.io/gorm/", "github.com/gorm-idempotency/idempotency."}
+var ours = []string{"runtime.", "gorm.io/gorm.", "gorm.io/gorm/", "gorm.io/driver/", "github.com/gorm-idempotency/idempotency."}
 
 // caller is the line outside of GORM and this package that the current statement comes from.
 func caller() string {
@@ -129,7 +129,7 @@ func (p *Plugin) refuseOutside(ctx context.Context, db *gorm.DB, k key) error {
 	if s == nil || s.conn == connection(db) {
 		return nil
 	}
-	if s.holds(p, k) {
+	if s.database == database(db) && s.holds(p, k) { // one plugin may serve several databases
 		return ErrReentrant
 	}
 	return s.foreign(db, "idempotent", p.table.String())

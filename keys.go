@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"fmt"
 
 	"gorm.io/gorm"
 
@@ -79,7 +80,10 @@ func CheckSchema(ctx context.Context, db *gorm.DB) error {
 	if err != nil {
 		return err
 	}
-	return withContextError(ctx, pgsql.CheckSchema(ctx, connection(db), p.table))
+	if err := pgsql.CheckSchema(ctx, connection(db), p.table); err != nil {
+		return withContextError(ctx, fmt.Errorf("idempotency: check the schema: %w", err))
+	}
+	return nil
 }
 
 func keyAccess(db *gorm.DB, source, id string) (*Plugin, error) {

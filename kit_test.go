@@ -23,7 +23,8 @@ type order struct {
 
 // setup is what a test may want different from the defaults.
 type setup struct {
-	dsn    string // a database of the test's own by default
+	dsn    string         // a database of the test's own by default
+	driver gorm.Dialector // pgx on dsn by default
 	config idempotency.Config
 	gorm   gorm.Config
 	conns  int // the pool's size; 0: no limit
@@ -32,13 +33,16 @@ type setup struct {
 // open gives a handle on a database of the test's own, with the plugin and the table of orders.
 func open(t testing.TB, s setup) *gorm.DB {
 	t.Helper()
-	if s.dsn == "" {
-		s.dsn = gormtest.DSN(t)
+	if s.driver == nil {
+		if s.dsn == "" {
+			s.dsn = gormtest.DSN(t)
+		}
+		s.driver = postgres.Open(s.dsn)
 	}
 	if s.gorm.Logger == nil {
 		s.gorm.Logger = logger.Discard
 	}
-	db, err := gorm.Open(postgres.Open(s.dsn), &s.gorm)
+	db, err := gorm.Open(s.driver, &s.gorm)
 	if err != nil {
 		t.Fatal(err)
 	}

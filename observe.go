@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"gorm.io/gorm"
@@ -24,7 +23,7 @@ const (
 	Swept          Kind = "swept"           // the sweeper deleted Count expired keys
 )
 
-// Observation is what Config.Observe is told: one for each call of Do that got as far as having a valid key, and one for
+// Observation is what Config.Observe is told: one for each call of Do that was not refused for its arguments, and one for
 // each foreign write. It contains no payload and no answer.
 type Observation struct {
 	Kind        Kind
@@ -34,15 +33,17 @@ type Observation struct {
 	Waited      time.Duration // the part of Duration that was spent waiting for another delivery of the event
 	Provisional bool          // the call was joined: the caller's transaction has not committed yet
 	Count       int64         // keys deleted, for Swept
-	Err         error         // what the call returned
+	Err         error         // what the call returned, or that its handler panicked
 }
 
 // observe tells Config.Observe, after the transaction has ended. A panic there is logged and changes nothing: the effect
-// is already committed or already undone.
+// is already committed or already undone. Its writes are not the handler's: were they taken for foreign ones, the guard
+// would observe them in turn, without end.
 func (p *Plugin) observe(ctx context.Context, db *gorm.DB, observation Observation) {
 	if p.config.Observe == nil {
 		return
 	}
+	ctx = WithoutScope(ctx)
 	guarded(ctx, db, "Config.Observe", func() { p.config.Observe(ctx, observation) })
 }
 
@@ -51,7 +52,7 @@ func guarded(ctx context.Context, db *gorm.DB, name string, fn func()) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
 			// The panic's type alone: its text may hold a payload.
-			db.Logger.Error(ctx, fmt.Sprintf("idempotency: %s panicked with a %T", name, panicked))
+			db.Logger.Error(ctx, "idempotency: %s panicked with a %T", name, panicked)
 		}
 	}()
 	fn()

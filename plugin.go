@@ -50,7 +50,8 @@ type Config struct {
 	// ForeignWrites says what happens to a write that leaves a handler's transaction. RejectForeignWrites by default.
 	ForeignWrites ForeignWritePolicy
 
-	// MaxResponseBytes limits an answer's headers and body together. 1 MiB by default; negative: no limit.
+	// MaxResponseBytes limits an answer's headers and body together. 1 MiB by default; negative: no limit but the
+	// database's, which is below 1 GB and fails the delivery when the handler has run.
 	MaxResponseBytes int
 
 	// Observe is told what became of each delivery, after its transaction has ended. It runs in the goroutine of the
@@ -192,11 +193,14 @@ func (p *Plugin) Name() string { return pluginName }
 // Errors: [ConfigError]; [ErrUnsupported] for a dialect other than PostgreSQL; gorm.ErrRegistered where a Plugin is
 // registered already, with this configuration or another one.
 func (p *Plugin) Initialize(db *gorm.DB) error {
+	if p == nil || p.config.Table == "" {
+		return unsupported("a Plugin that New did not make")
+	}
 	if p.invalid != nil {
 		return p.invalid
 	}
-	if db == nil || db.Config == nil || db.Dialector == nil {
-		return unsupported("a nil *gorm.DB")
+	if db == nil || db.Config == nil || db.Dialector == nil || db.Callback() == nil {
+		return unsupported("a *gorm.DB that is nil, or that gorm.Open did not make")
 	}
 	if name := db.Name(); name != "postgres" {
 		return unsupported(fmt.Sprintf("the dialect %q: keys are stored in PostgreSQL", name))
@@ -221,10 +225,13 @@ func (p *Plugin) registerModel(db *gorm.DB) error {
 	return nil
 }
 
+// opened reports whether a handle was made by gorm.Open, as far as can be told.
+func opened(db *gorm.DB) bool { return db != nil && db.Config != nil && db.Statement != nil }
+
 // pluginOf finds the plugin of a handle.
 func pluginOf(db *gorm.DB) (*Plugin, error) {
-	if db == nil || db.Config == nil || db.Statement == nil {
-		return nil, unsupported("a nil *gorm.DB")
+	if !opened(db) {
+		return nil, unsupported("a *gorm.DB that is nil, or that gorm.Open did not make")
 	}
 	if p, ok := db.Plugins[pluginName].(*Plugin); ok {
 		return p, nil

@@ -133,7 +133,10 @@ func (a answer) validate(limit int) error {
 	if a.status < 100 || a.status > 599 {
 		return fmt.Errorf("%w: status %d is not between 100 and 599", ErrInvalidResponse, a.status)
 	}
-	size := len(a.headerText()) + len(a.body)
+	size := len(a.body)
+	if len(a.header) > 0 {
+		size += len(a.headerText())
+	}
 	if limit >= 0 && size > limit {
 		return fmt.Errorf("%w: %d bytes of headers and body, and Config.MaxResponseBytes is %d", ErrResponseTooLarge, size, limit)
 	}

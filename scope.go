@@ -87,20 +87,29 @@ func (s *scope) succeed() {
 	if s.outer == nil {
 		return
 	}
-	for _, fn := range s.afterCommit {
+	for _, fn := range s.takeAfterCommit() {
 		s.outer.whenCommitted(fn)
 	}
+}
+
+// takeAfterCommit takes what waits for the commit. A goroutine that the handler left behind may still be adding to it.
+func (s *scope) takeAfterCommit() []func(context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	taken := s.afterCommit
 	s.afterCommit = nil
+	return taken
 }
 
 // runAfterCommit runs what waited for the commit, in the order of registration. The functions outlive the delivery's
 // context and its scope: a cancelled sender must not stop them, and their writes are not foreign.
 func (s *scope) runAfterCommit(ctx context.Context, db *gorm.DB) {
-	if len(s.afterCommit) == 0 {
+	waiting := s.takeAfterCommit()
+	if len(waiting) == 0 {
 		return
 	}
 	ctx = WithoutScope(context.WithoutCancel(ctx))
-	for _, fn := range s.afterCommit {
+	for _, fn := range waiting {
 		guarded(ctx, db, "a function given to AfterCommit", func() { fn(ctx) })
 	}
 }
@@ -165,8 +174,14 @@ func scopeAround(tx *gorm.DB) (*scope, error) {
 func connection(db *gorm.DB) gorm.ConnPool { return unwrap(db.Statement.ConnPool) }
 
 // database is the pool that a handle was opened with, also for a handle inside a transaction: it stands in the handle's
-// Config, and the transaction in its Statement.
-func database(db *gorm.DB) gorm.ConnPool { return unwrap(db.ConnPool) }
+// Config, and the transaction in its Statement. But Session{PrepareStmt: true} on a transaction puts that into the Config
+// too; its statement cache still knows the pool.
+func database(db *gorm.DB) gorm.ConnPool {
+	if prepared, ok := db.ConnPool.(*gorm.PreparedStmtTX); ok {
+		return unwrap(prepared.PreparedStmtDB)
+	}
+	return unwrap(db.ConnPool)
+}
 
 // unwrap takes off the caches that GORM puts around a pool or transaction. There may be several, since
 // Session{PrepareStmt: true} wraps again.
