@@ -110,6 +110,12 @@ var foreignWrites = []struct {
 		var plan []string
 		return db.WithContext(ctx).Raw("EXPLAIN (ANALYZE) DELETE FROM orders").Scan(&plan).Error
 	}},
+	{"locking read", "query", "orders", func(ctx context.Context, _, db, _ *gorm.DB) error {
+		return db.WithContext(ctx).Clauses(clause.Locking{Strength: "UPDATE"}).Find(&[]order{}).Error
+	}},
+	{"locking read in SQL", "row", "", func(ctx context.Context, _, db, _ *gorm.DB) error {
+		return db.WithContext(ctx).Raw("SELECT id FROM orders FOR UPDATE").Scan(&[]int{}).Error
+	}},
 	{"SELECT INTO", "row", "", func(ctx context.Context, _, db, _ *gorm.DB) error {
 		return db.WithContext(ctx).Raw("SELECT 1 AS foreign_one INTO copied").Scan(&[]int{}).Error
 	}},
@@ -322,7 +328,6 @@ func allowed(db, second *gorm.DB) map[string]func(tx *gorm.DB) error {
 		"Count":   outside(func(db *gorm.DB) error { return db.Model(&order{}).Count(new(int64)).Error }),
 		"Pluck":   outside(func(db *gorm.DB) error { return db.Model(&order{}).Pluck("event", &[]string{}).Error }),
 		"Preload": outside(func(db *gorm.DB) error { return db.Preload("Labels").Find(&[]parcel{}).Error }),
-		"locking": outside(func(db *gorm.DB) error { return db.Clauses(clause.Locking{Strength: "UPDATE"}).Find(&[]label{}).Error }),
 		"in batches": outside(func(db *gorm.DB) error {
 			return db.FindInBatches(&[]order{}, 10, func(*gorm.DB, int) error { return nil }).Error
 		}),
@@ -349,7 +354,6 @@ func allowed(db, second *gorm.DB) map[string]func(tx *gorm.DB) error {
 		"TABLE":   raw("TABLE orders"),
 		"SHOW":    raw("SHOW search_path"),
 		"EXPLAIN": raw("EXPLAIN DELETE FROM orders"),
-		"FOR":     raw("SELECT event FROM orders FOR UPDATE"),
 		"two": func(tx *gorm.DB) error {
 			return db.WithContext(tx.Statement.Context).Exec("SELECT 1;").Error
 		},
@@ -506,4 +510,37 @@ func TestForeignWriteInAPoolOfOneDoesNotHang(t *testing.T) {
 		return err
 	})
 	requireError(t, err, idempotency.ErrReentrant)
+}
+
+// Case C77: a handler that answers nothing has no completion that would notice that its key is gone. So the guard keeps it
+// from writing to the table of keys, and from nothing else there.
+func TestHandlerCannotChangeTheKeys(t *testing.T) {
+	t.Parallel()
+	for _, table := range []string{"idempotency_keys", "public.idempotency_keys"} {
+		db := open(t, setup{config: idempotency.Config{Table: table}})
+		for name, write := range map[string]func(tx *gorm.DB) error{
+			"Delete": func(tx *gorm.DB) error {
+				return tx.Where("source = ?", "s").Delete(&idempotency.IdempotencyKey{}).Error
+			},
+			"Update": func(tx *gorm.DB) error {
+				return tx.Model(&idempotency.IdempotencyKey{}).Where("source = ?", "s").Update("completed_at", nil).Error
+			},
+			"Exec":  func(tx *gorm.DB) error { return tx.Exec("DELETE FROM " + table).Error },
+			"Table": func(tx *gorm.DB) error { return tx.Table(table).Where("true").Delete(map[string]any{}).Error },
+		} {
+			_, err := idempotency.Do(db, "s", name, nil, func(tx *gorm.DB) error {
+				if err := tx.Create(&order{Event: name}).Error; err != nil {
+					return err
+				}
+				var keys []idempotency.IdempotencyKey
+				if err := tx.Find(&keys).Error; err != nil || len(keys) != 1 {
+					t.Errorf("%s: the handler reads %d keys, %v", name, len(keys), err)
+				}
+				return write(tx)
+			})
+			requireError(t, err, idempotency.ErrUnsupported)
+			requireEffects(t, db, name, 0)
+			requireNoKey(t, db, "s", name)
+		}
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	"github.com/gorm-idempotency/idempotency/internal/pgsql"
 )
@@ -35,9 +36,10 @@ func (p *Plugin) registerGuard(db *gorm.DB) error {
 func guardRegistered(db *gorm.DB) bool { return db.Callback().Raw().Get(guardName) != nil }
 
 // guard looks at a statement that is about to run. On the connection of an open scope it may do anything but end the
-// transaction. On another connection, with a context that comes from inside a scope, it may only read: a write there
-// survives the scope's rollback and happens again, and it can wait for a row of its own scope for ever, which the
-// database cannot see as a cycle.
+// transaction, or change the keys: a handler that deletes its own has its effect again at the next delivery. On another
+// connection, with a context that comes from inside a scope, it may only read: a write there survives the scope's rollback
+// and happens again, and it can wait for a row of its own scope for ever, which the database cannot see as a cycle. So can a
+// read that locks rows.
 //
 // It cannot see a statement on an outer handle with an outer context, nor one on a *sql.DB.
 func (p *Plugin) guard(operation string) func(*gorm.DB) {
@@ -48,31 +50,47 @@ func (p *Plugin) guard(operation string) func(*gorm.DB) {
 		text := db.Statement.SQL.String() // empty but for raw SQL: GORM has not built it yet
 		conn := connection(db)
 		if p.scopes.at(conn) != nil {
-			if word, ends := pgsql.EndsTransaction(text); ends {
-				_ = db.AddError(unsupported(word + " inside a handler, whose transaction ends when it returns"))
-				return
-			}
+			_ = db.AddError(p.forbiddenInside(db, operation, text))
 		}
 		s := scopeIn(db.Statement.Context)
-		if s == nil || s.conn == conn || reads(operation, text) {
+		if s == nil || s.conn == conn || reads(db, operation, text) {
 			return
 		}
-		table := db.Statement.Table
-		if text != "" {
-			table = pgsql.WrittenTable(text)
-		}
-		if err := s.foreign(db, operation, table); err != nil {
-			_ = db.AddError(err)
-		}
+		_ = db.AddError(s.foreign(db, operation, tableOf(db, text)))
 	}
 }
 
-// reads reports whether a statement changes nothing. A SELECT that calls a function that writes is invisible here.
-func reads(operation, text string) bool {
-	if text == "" {
-		return operation == "query" || operation == "row"
+// forbiddenInside says why a statement must not run in a handler's own transaction.
+func (p *Plugin) forbiddenInside(db *gorm.DB, operation, text string) error {
+	if word, ends := pgsql.EndsTransaction(text); ends {
+		return unsupported(word + " inside a handler, whose transaction ends when it returns")
 	}
-	return pgsql.IsRead(text) || pgsql.IsSavepoint(text)
+	if p.isKeys(tableOf(db, text)) && !reads(db, operation, text) {
+		return unsupported("a write to the table of keys inside a handler, whose own key is in it")
+	}
+	return nil
+}
+
+// isKeys compares a table's name with the configured one, as far as both are qualified.
+func (p *Plugin) isKeys(table string) bool {
+	return table == p.table.Name || table == p.table.String()
+}
+
+// tableOf is the table that a statement is about: the model's, or the one that raw SQL writes to.
+func tableOf(db *gorm.DB, text string) string {
+	if text == "" {
+		return db.Statement.Table
+	}
+	return pgsql.WrittenTable(text)
+}
+
+// reads reports whether a statement changes and locks nothing. A SELECT that calls a function that writes is invisible here.
+func reads(db *gorm.DB, operation, text string) bool {
+	if text != "" {
+		return pgsql.IsRead(text) || pgsql.IsSavepoint(text)
+	}
+	_, locks := db.Statement.Clauses[clause.Locking{}.Name()]
+	return !locks && (operation == "query" || operation == "row")
 }
 
 // foreign applies the policy to a write that is about to leave the scope's transaction, and returns why it must not.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -14,14 +15,17 @@ const (
 	maxEventIDBytes = 1024
 )
 
+const byteOrderMark = '\ufeff'
+
 // key identifies an event. It is compared byte for byte: no trimming, folding or normalising.
 type key struct {
 	source  string
 	eventID string
 }
 
-// validate refuses what the table cannot hold, before any SQL: PostgreSQL's text has no NUL and no invalid UTF-8, and its
-// index refuses a long key only if it does not compress well.
+// validate refuses, before any SQL, what the table cannot hold: PostgreSQL's text has no NUL and no invalid UTF-8, and its
+// index refuses a long key only if it does not compress well. It also refuses what only a slip can put into an id: the line
+// break or byte-order mark of a file or header that was not parsed, which would make two keys of one.
 func (k key) validate() error {
 	if reason := unusable(k.source, maxSourceBytes); reason != "" {
 		return &InvalidKeyError{Field: "source", Reason: reason}
@@ -38,10 +42,12 @@ func unusable(text string, limit int) string {
 		return "is empty"
 	case len(text) > limit:
 		return fmt.Sprintf("has %d bytes, and at most %d are allowed", len(text), limit)
-	case strings.IndexByte(text, 0) >= 0:
-		return "contains a NUL byte"
 	case !utf8.ValidString(text):
 		return "is not valid UTF-8"
+	case strings.ContainsFunc(text, unicode.IsControl):
+		return "contains a control character, such as a line break or NUL"
+	case strings.ContainsRune(text, byteOrderMark):
+		return "contains a byte-order mark"
 	}
 	return ""
 }

@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"errors"
+	"regexp"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -33,6 +34,12 @@ var badKeys = map[string]struct{ source, id, field string }{
 	"long source and long id":     {strings.Repeat("s", 2000), strings.Repeat("e", 2000), "source"},
 	"a megabyte of event id":      {"s", strings.Repeat("e", 1<<20), "event id"},
 	"newline and NUL in event id": {"s", "\n\x00", "event id"},
+	"newline behind the event id": {"s", "e\n", "event id"},
+	"line break in the source":    {"s\r\n", "e", "source"},
+	"tab in the event id":         {"s", "e\t1", "event id"},
+	"delete":                      {"s", "e\x7f", "event id"},
+	"next line, a C1 control":     {"s", "e\u0085", "event id"},
+	"byte-order mark":             {"s", "\ufeffe", "event id"},
 }
 
 // Cases C37, C38 and C83: a key that cannot be one is refused before any SQL, by every function that takes one, and a
@@ -92,9 +99,6 @@ func TestKeysAreComparedByteForByte(t *testing.T) {
 		{"s", "e "},
 		{"s", " e"},
 		{"s ", "e"},
-		{"s", "e\n"},
-		{"s", "e\r\n"},
-		{"s", "\ufeffe"}, // a byte order mark is a character like any other
 		{"se", "e"},
 		{"s", "ee"},
 		{"s", "é"},       // precomposed
@@ -113,7 +117,6 @@ func TestKeysAreComparedByteForByte(t *testing.T) {
 		{"s", "@name"},
 		{"s", "1"},
 		{"s", "01"},
-		{"s", "\x01"},
 		{"s", "null"},
 		{"s", "\U0010ffff"},
 		{strings.Repeat("s", 255), incompressible(1024)},
@@ -182,7 +185,7 @@ func TestEventsTakeEffectInTheOrderOfArrival(t *testing.T) {
 	}
 }
 
-// FuzzKey: what is accepted as a key can be stored, and what cannot be stored is not accepted.
+// FuzzKey: what is accepted as a key can be stored, and what cannot be stored, or is a slip, is not accepted.
 func FuzzKey(f *testing.F) {
 	for _, key := range badKeys {
 		f.Add(key.source, key.id)
@@ -193,7 +196,7 @@ func FuzzKey(f *testing.F) {
 	db, sent := openWired(f, setup{})
 	f.Fuzz(func(t *testing.T, source, id string) {
 		storable := func(text string, limit int) bool {
-			return text != "" && len(text) <= limit && utf8.ValidString(text) && !strings.Contains(text, "\x00")
+			return text != "" && len(text) <= limit && utf8.ValidString(text) && !regexp.MustCompile("[\\p{Cc}\ufeff]").MatchString(text)
 		}
 		sent.take()
 		_, err := idempotency.Do(db, source, id, nil, nothing)

@@ -50,8 +50,8 @@ type Config struct {
 	// ForeignWrites says what happens to a write that leaves a handler's transaction. RejectForeignWrites by default.
 	ForeignWrites ForeignWritePolicy
 
-	// MaxResponseBytes limits an answer's headers and body together. 1 MiB by default; negative: no limit but the
-	// database's, which is below 1 GB and fails the delivery when the handler has run.
+	// MaxResponseBytes limits an answer's headers and body together. 1 MiB by default; negative: 256 MiB, which no
+	// configuration exceeds, since the database would refuse what is not much larger.
 	MaxResponseBytes int
 
 	// Observe is told what became of each delivery, after its transaction has ended. It runs in the goroutine of the

@@ -263,7 +263,10 @@ func TestEffectIsUndoneIfTheAnswerCannotBeStored(t *testing.T) {
 			}
 			handler := func(tx *gorm.DB) error {
 				if test.handler != "" {
-					mustExec(t, tx, test.handler)
+					// Past the guard, as code on a *sql.Tx goes.
+					if _, err := tx.Statement.ConnPool.ExecContext(tx.Statement.Context, test.handler); err != nil {
+						t.Error(err)
+					}
 				}
 				return placeOrder("evt")(tx)
 			}

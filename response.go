@@ -1,7 +1,6 @@
 package idempotency
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -69,7 +68,7 @@ func RespondRaw(tx *gorm.DB, status int, header map[string][]string, body []byte
 	if err != nil {
 		return err
 	}
-	return s.respond(answer{status: status, header: kept, body: bytes.Clone(body)})
+	return s.respond(answer{status: status, header: kept, body: body})
 }
 
 // answer is what a handler responds, or a row holds. The zero status means that it did not respond.
@@ -89,7 +88,7 @@ func jsonBody(body any) ([]byte, error) {
 		if body != nil && !json.Valid(body) {
 			return nil, fmt.Errorf("%w: the json.RawMessage is not valid JSON", ErrInvalidResponse)
 		}
-		return bytes.Clone(body), nil
+		return body, nil
 	}
 	text, err := json.Marshal(body)
 	if err != nil {
@@ -137,11 +136,18 @@ func (a answer) validate(limit int) error {
 	if len(a.header) > 0 {
 		size += len(a.headerText())
 	}
-	if limit >= 0 && size > limit {
-		return fmt.Errorf("%w: %d bytes of headers and body, and Config.MaxResponseBytes is %d", ErrResponseTooLarge, size, limit)
+	if limit < 0 || limit > maxStoredBytes {
+		limit = maxStoredBytes
+	}
+	if size > limit {
+		return fmt.Errorf("%w: %d bytes of headers and body, and Config.MaxResponseBytes allows %d", ErrResponseTooLarge, size, limit)
 	}
 	return nil
 }
+
+// maxStoredBytes bounds answers where Config.MaxResponseBytes does not. The server refuses messages and values of 1 GiB, and
+// a body takes up to three bytes each on its way there.
+const maxStoredBytes = 256 << 20
 
 // completion are the completing statement's arguments: the key, status, headers, body, and whether the operator's copy of the
 // body can be kept. Answers are never refused by the database: what JSONB cannot hold stands in the raw column alone.

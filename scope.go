@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,7 @@ func (s *scope) respond(a answer) error {
 	if s.answered {
 		return ErrAlreadyResponded
 	}
+	a.body = bytes.Clone(a.body) // the handler may use its buffer again
 	s.answer, s.answered = a, true
 	return nil
 }

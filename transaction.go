@@ -78,11 +78,13 @@ func (t *ownTransaction) begin() (claim, error) {
 		}
 	case gorm.ConnPoolBeginner:
 		t.pool, err = beginner.BeginTx(t.ctx, t.call.options.begin())
+		if err == nil && !inTransaction(unwrap(t.pool)) {
+			err = unsupported(fmt.Sprintf("a transaction of type %T, which cannot commit", unwrap(t.pool)))
+		}
 	default:
 		err = unsupported(fmt.Sprintf("a connection of type %T, which cannot begin a transaction", beginner))
 	}
 	if err != nil {
-		t.pool = nil
 		return claim{}, fmt.Errorf("idempotency: begin: %w", err)
 	}
 	t.conn = unwrap(t.pool)
@@ -125,7 +127,7 @@ func (t *ownTransaction) undo() error {
 	if err := t.conn.(gorm.TxCommitter).Rollback(); errors.Is(err, sql.ErrTxDone) {
 		return t.endedByOthers(err)
 	}
-	return nil // any other failure is of a broken connection, whose transaction the server rolls back
+	return nil //nolint:nilerr // any other failure is of a broken connection, whose transaction the server rolls back
 }
 
 // joinedTransaction is a savepoint in the caller's transaction. GORM's own savepoints swallow errors and are never

@@ -11,8 +11,8 @@ import (
 // with standard_conforming_strings on, the server's default. Placeholders that GORM has yet to replace, ? and @name, may
 // be there.
 
-// IsRead reports whether every statement in query only reads. EXPLAIN counts if it does not run its statement. A text
-// without statements is a read: it changes nothing.
+// IsRead reports whether every statement in query only reads. EXPLAIN counts if it does not run its statement, and SELECT
+// does not if it locks rows: it can wait as a write does. A text without statements is a read: it changes nothing.
 func IsRead(query string) bool {
 	l := lexer{text: query}
 	for first := range l.statements() {
@@ -90,11 +90,18 @@ func (l *lexer) reads(first token) bool {
 	default:
 		return false
 	}
-	return l.find(writing...).ends()
+	behindFor := false
+	for t := l.next(); !t.ends(); t = l.next() {
+		if t.is(writing...) || behindFor && t.is("UPDATE", "SHARE", "NO", "KEY") {
+			return false
+		}
+		behindFor = t.is("FOR")
+	}
+	return true
 }
 
 // find skips to the first of words in the rest of the statement. It passes over FOR UPDATE and FOR NO KEY UPDATE, which
-// lock rows and write nothing. FOR is reserved: it cannot be the name of something in front of an UPDATE that writes.
+// write to no table. FOR is reserved: it cannot be the name of something in front of an UPDATE that writes.
 func (l *lexer) find(words ...string) token {
 	locks := false
 	for {

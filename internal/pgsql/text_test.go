@@ -18,17 +18,18 @@ func TestIsRead(t *testing.T) {
 			`SELECT E'\'; INTO ' FROM t`, `SELECT e'\\' FROM t`, `SELECT E'a''\' INTO ' FROM t`, `SELECT '\' FROM t`,
 			"SELECT E'a' -- more\n '\\' INTO '", "SELECT $$ INTO $$", "SELECT $a$ $b$ INTO $$ $a$", "SELECT $ä1$ INTO $ä1$",
 			"SELECT $1, $2", "SELECT ?, @name", "SELECT a$b$ FROM t", "SELECT $1$$ INTO $$", "SELECT 1$$ INTO $$",
-			"SELECT 1 FOR UPDATE", "SELECT delete, update FROM flags", "SELECT a - b, a-- INTO t\n, a / b",
+			"SELECT substring(a FOR 3) FROM t", "SELECT delete, update FROM flags", "SELECT a - b, a-- INTO t\n, a / b",
 			"EXPLAIN SELECT 1", "EXPLAIN DELETE FROM t", "EXPLAIN (COSTS off) DELETE FROM t", "EXPLAIN VERBOSE UPDATE t SET a = 1",
 			"WITH a AS (SELECT 1) SELECT * FROM a", "WITH a AS (SELECT 'DELETE') SELECT * FROM a",
-			"WITH a AS (SELECT * FROM t FOR UPDATE SKIP LOCKED) SELECT * FROM a",
-			"WITH a AS (SELECT * FROM t FOR NO KEY UPDATE) SELECT * FROM a", "WITH a AS (SELECT 1 FOR /* ! */ UPDATE) TABLE a",
+			"WITH a AS (SELECT overlay(a PLACING b FROM 1 FOR 2) FROM t) SELECT * FROM a",
 			`WITH "update" AS (SELECT 1) TABLE "update"`, "WITH a AS (SELECT updated_at, insert_me FROM t) TABLE a",
 		},
 		false: {
 			"INSERT INTO t VALUES (1)", "update t set a = 1", "DELETE FROM t", "MERGE INTO t USING s ON true WHEN MATCHED THEN DELETE",
 			"TRUNCATE t", "COPY t FROM STDIN", "CREATE TABLE t ()", "DROP TABLE t", "CALL p()", "DO $$ BEGIN END $$", "LOCK t",
 			"EXECUTE s", "REFRESH MATERIALIZED VIEW v", "SET a = 1", "BEGIN", "COMMIT", "SAVEPOINT a", "ROLLBACK TO a", "nonsense",
+			"SELECT 1 FOR UPDATE", "SELECT 1 FOR KEY SHARE", "select 1 for share of t", "TABLE t FOR NO KEY UPDATE",
+			"WITH a AS (SELECT * FROM t FOR UPDATE SKIP LOCKED) SELECT * FROM a", "WITH a AS (SELECT 1 FOR /* ! */ UPDATE) TABLE a",
 			"SELECT 1; DELETE FROM t", "SELECT ';'; DELETE FROM t", "/* x */ -- y\n DELETE FROM t", "(((DELETE FROM t)))", "; DELETE FROM t", "--\rDELETE FROM t",
 			"/* a /* b */ SELECT 1 */ DELETE FROM t", "SELECT 1 -- x\n; DELETE FROM t", "SELECT $1; DELETE FROM t", "SELECT $a; DELETE FROM t",
 			"SELECT a$$; DELETE FROM t; SELECT a$$", "SELECT $1a$ INTO $1a$", `SELECT '\'; DELETE FROM t; --'`,
@@ -191,7 +192,7 @@ func FuzzText(f *testing.F) {
 }
 
 func BenchmarkIsRead(b *testing.B) {
-	query := `WITH due AS (SELECT "id", "state" FROM "orders" WHERE "customer" = ? AND "state" = 'open' FOR UPDATE) SELECT * FROM due`
+	query := `WITH due AS (SELECT "id", "state" FROM "orders" WHERE "customer" = ? AND "state" = 'open') SELECT * FROM due`
 	b.ReportAllocs()
 	b.SetBytes(int64(len(query)))
 	for b.Loop() {
