@@ -127,7 +127,7 @@ func (t *ownTransaction) undo() error {
 	if err := t.conn.(gorm.TxCommitter).Rollback(); errors.Is(err, sql.ErrTxDone) {
 		return t.endedByOthers(err)
 	}
-	return nil //nolint:nilerr // any other failure is of a broken connection, whose transaction the server rolls back
+	return nil // any other failure is of a broken connection, whose transaction the server rolls back
 }
 
 // joinedTransaction is a savepoint in the caller's transaction. GORM's own savepoints swallow errors and are never
@@ -280,7 +280,7 @@ func (s *statements) complete(a answer) error {
 // otherwise the handler has committed or rolled back, and what it did before may or may not be there.
 func (s *statements) endedByOthers(err error) error {
 	if s.ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // it was rolled back, as it should be
 	}
 	return fmt.Errorf("%w: the handler, not the library, ended the transaction: %w", ErrOutcomeUnknown, err)
 }

@@ -5,6 +5,7 @@ package jsontext
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -195,7 +196,7 @@ func (s *scanner) escaped(decoded []byte) []byte {
 		return utf8.AppendRune(decoded, s.codePoint())
 	}
 	if s.pos < len(s.text) {
-		if i := bytes.IndexByte([]byte(letters), s.text[s.pos]); i >= 0 {
+		if i := strings.IndexByte(letters, s.text[s.pos]); i >= 0 {
 			s.pos++
 			return append(decoded, meanings[i])
 		}

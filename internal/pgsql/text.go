@@ -106,7 +106,7 @@ func (l *lexer) find(words ...string) token {
 	locks := false
 	for {
 		t := l.next()
-		if t.ends() || t.is(words...) && !(locks && t.is("UPDATE")) {
+		if t.ends() || t.is(words...) && (!locks || !t.is("UPDATE")) {
 			return t
 		}
 		locks = t.is("FOR") || locks && t.is("NO", "KEY")
