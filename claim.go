@@ -34,9 +34,11 @@ func (c *call) standalone() (*Result, error) {
 	if err := c.ctx.Err(); err != nil {
 		return nil, fmt.Errorf("idempotency: before the claim: %w", err)
 	}
-	queued := time.Now()
+	entered := time.Now()
 	pass, err := c.plugin.gate.Enter(c.ctx, gateKey{pool: connection(c.db), key: c.key}, c.options.wait)
-	c.waited = time.Since(queued)
+	if err != nil || pass.Queued() {
+		c.waited = time.Since(entered)
+	}
 	if err != nil {
 		return nil, c.gaveUp()
 	}
@@ -82,9 +84,9 @@ func (c *call) gaveUp() error {
 	}
 	c.kind = InFlight
 	if ended != nil {
-		return fmt.Errorf("%w: %w", ErrInFlight, ended)
+		return fmt.Errorf("%w: %v: %w", ErrInFlight, c.key, ended)
 	}
-	return ErrInFlight
+	return fmt.Errorf("%w: %v", ErrInFlight, c.key)
 }
 
 // startOver makes an attempt in a transaction of the call's own, and another one if claiming met a serialization failure
@@ -106,7 +108,7 @@ func (c *call) joined() (*Result, error) {
 		return nil, unsupported("WithTxOptions in a transaction that has begun")
 	}
 	if c.plugin.scopes.at(connection(c.db)).holds(c.plugin, c.key) {
-		return nil, ErrReentrant
+		return nil, reentrant(c.key)
 	}
 	result, at, err := c.attempt(newJoinedTransaction(c), nil)
 	if at == heldByAnother {

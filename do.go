@@ -81,7 +81,7 @@ func DoValue[T any](db *gorm.DB, source, id string, body []byte, fc func(tx *gor
 			return err
 		}
 		if err := decodeValue(&Result{Body: text}, &value); err != nil {
-			return fmt.Errorf("%w: %w", ErrInvalidResponse, err)
+			return quiet(fmt.Errorf("%w: the JSON of a %T does not decode into one", ErrInvalidResponse, returned), err)
 		}
 		return s.answerWith(answer{status: 200, body: text})
 	}

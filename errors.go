@@ -43,10 +43,10 @@ var (
 	ErrReentrant = errors.New("idempotency: the key is held by the handler that asks for it")
 
 	// ErrNoScope: the handle is not inside a handler, so there is nothing to respond to or to commit.
-	ErrNoScope = errors.New("idempotency: not inside an idempotent handler")
+	ErrNoScope = errors.New("idempotency: not on the handle that an idempotent handler was given")
 
 	// ErrNotRegistered: the plugin is not registered on this database: db.Use(idempotency.New(idempotency.Config{})).
-	ErrNotRegistered = errors.New("idempotency: plugin not registered on this database")
+	ErrNotRegistered = errors.New("idempotency: plugin not registered on this database: db.Use(idempotency.New(idempotency.Config{}))")
 
 	// ErrSchema: the table is missing, or is not what the migrations create. The error says what to run.
 	ErrSchema = pgsql.ErrSchema
@@ -74,9 +74,9 @@ type DigestMismatchError struct {
 }
 
 func (e *DigestMismatchError) Error() string {
-	return fmt.Sprintf("%v: event %q of source %q, first claimed at %s, digest %s; if its sender changes some fields "+
+	return fmt.Sprintf("%v: %v, first claimed at %s, digest %s; if its sender changes some fields "+
 		"between deliveries, give the source a JSONDigest that ignores them (Config.Sources, SourceConfig.Digest)",
-		ErrDigestMismatch, e.EventID, e.Source, e.ClaimedAt.UTC().Format(time.RFC3339), e.Scheme)
+		ErrDigestMismatch, key{e.Source, e.EventID}, e.ClaimedAt.UTC().Format(time.RFC3339), e.Scheme)
 }
 
 // Is makes errors.Is(err, ErrDigestMismatch) true.
@@ -127,9 +127,9 @@ func (e *ForeignWriteError) Error() string {
 	if e.Caller != "" {
 		what += " at " + e.Caller
 	}
-	return fmt.Sprintf("%v: %s, while the handler holds event %q of source %q; use the handler's tx, or "+
+	return fmt.Sprintf("%v: %s, while the handler holds %v; use the handler's tx, or "+
 		"idempotency.FromContext(ctx, db), or mark a deliberate write with idempotency.WithoutScope(ctx)",
-		ErrForeignWrite, what, e.EventID, e.Source)
+		ErrForeignWrite, what, key{e.Source, e.EventID})
 }
 
 // Is makes errors.Is(err, ErrForeignWrite) true.
@@ -140,18 +140,21 @@ type unsupportedError struct{}
 func (unsupportedError) Error() string { return "idempotency: unsupported" }
 func (unsupportedError) Unwrap() error { return errors.ErrUnsupported }
 
+func reentrant(k key) error { return fmt.Errorf("%w: %v", ErrReentrant, k) }
+
 func unsupported(reason string) error { return fmt.Errorf("%w: %s", ErrUnsupported, reason) }
 
-// permanent are the errors that the same event meets at every delivery, until a person changes something.
-var permanent = []error{
-	ErrDigestMismatch, ErrInvalidKey, ErrInvalidConfig, ErrInvalidResponse, ErrResponseTooLarge, ErrAlreadyResponded,
-	ErrForeignWrite, ErrReentrant, ErrNoScope, ErrNotRegistered, ErrUnsupported,
-}
+// permanent are the errors that are about the event itself, or its answer, and not about the program or the database.
+var permanent = []error{ErrDigestMismatch, ErrInvalidKey, ErrInvalidResponse, ErrResponseTooLarge}
 
-// Retryable reports whether a later delivery of the same event has a chance: true for [ErrInFlight],
-// [ErrOutcomeUnknown], [ErrSchema] (a migration mends it), an ended context, and every error that the library does not
-// know, such as the handler's own and the database's. False for nil, and for what the same event would meet again each
-// time. A consumer acknowledges when it is false and lets the message come back when it is true.
+// Retryable reports whether a later delivery of the same event has a chance. It is false for nil, and for what is wrong with
+// the event or its answer, which the same event meets each time: [ErrDigestMismatch], [ErrInvalidKey],
+// [ErrInvalidResponse] and [ErrResponseTooLarge]. It is true for everything else: for [ErrInFlight],
+// [ErrOutcomeUnknown] and an ended context; for the handler's own errors and the database's; and for mistakes in the
+// program, such as [ErrNotRegistered], [ErrForeignWrite] and [ErrSchema], which a deployment or a migration mends, and for
+// which no message should be given up.
+//
+// A consumer lets a message come back when it is true, and puts it with the dead letters, and an alert, when it is false.
 func Retryable(err error) bool {
 	if err == nil {
 		return false

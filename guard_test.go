@@ -453,11 +453,11 @@ func TestSameKeyInAnotherDatabaseIsNotReentrant(t *testing.T) {
 func TestTransactionControlIsRefusedInAHandler(t *testing.T) {
 	t.Parallel()
 	db, sent := openWired(t, setup{})
-	for _, text := range []string{
+	for n, text := range []string{
 		"BEGIN", "begin;", "START TRANSACTION", "COMMIT", "commit and chain", "END", "ABORT", "ROLLBACK", "ROLLBACK AND CHAIN", "ROLLBACK WORK",
 		"PREPARE TRANSACTION 'x'", "/* a */ ROLLBACK", "-- a\nROLLBACK", "SELECT 1; ROLLBACK", "; ; COMMIT",
 	} {
-		_, err := idempotency.Do(db, "s", text, nil, func(tx *gorm.DB) error {
+		_, err := idempotency.Do(db, "s", fmt.Sprint(n), nil, func(tx *gorm.DB) error {
 			if err := tx.Create(&order{Event: "kept"}).Error; err != nil {
 				return err
 			}

@@ -148,7 +148,7 @@ func (p *Plugin) refuseOutside(ctx context.Context, db *gorm.DB, k key) error {
 		return nil
 	}
 	if s.database == database(db) && s.holds(p, k) { // one plugin may serve several databases
-		return ErrReentrant
+		return reentrant(k)
 	}
 	return s.foreign(db, "idempotent", p.table.String())
 }

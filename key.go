@@ -23,6 +23,8 @@ type key struct {
 	eventID string
 }
 
+func (k key) String() string { return fmt.Sprintf("event %q of source %q", k.eventID, k.source) }
+
 // validate refuses, before any SQL, what the table cannot hold: PostgreSQL's text has no NUL and no invalid UTF-8, and its
 // index refuses a long key only if it does not compress well. It also refuses what only a slip can put into an id: the line
 // break or byte-order mark of a file or header that was not parsed, which would make two keys of one.

@@ -12,7 +12,8 @@ import (
 )
 
 // Lookup returns the row of a key: what was answered, and when. Within a transaction it sees that transaction's own
-// claims too. It reads from the handle's own connection or pool, whatever a resolver plugin would choose.
+// claims too; else it reads in a short one of its own, on the handle's own connection or pool, whatever a resolver plugin
+// would choose.
 //
 // Errors: [ErrKeyNotFound], also for a key whose claim has not committed; those of [Do] for a bad handle or key;
 // [ErrSchema]; the database's.
@@ -22,7 +23,7 @@ func Lookup(ctx context.Context, db *gorm.DB, source, id string) (*IdempotencyKe
 		return nil, err
 	}
 	var found *IdempotencyKey
-	err = executorOf(db).query(ctx, "look up key", func(rows *sql.Rows) error {
+	scan := func(rows *sql.Rows) error {
 		row := &IdempotencyKey{Source: source, EventID: id}
 		var header, body *string
 		if err := rows.Scan(&row.PayloadDigest, &row.ResponseStatus, &header, &body, &row.ResponseRaw, &row.ClaimedAt, &row.CompletedAt); err != nil {
@@ -31,7 +32,10 @@ func Lookup(ctx context.Context, db *gorm.DB, source, id string) (*IdempotencyKe
 		row.ResponseHeader, row.ResponseBody = rawJSON(header), rawJSON(body)
 		found = row
 		return nil
-	}, p.sql.Key, source, id)
+	}
+	err = together(ctx, db, true, func(e executor) error {
+		return e.query(ctx, "look up key", scan, p.sql.Key, source, id)
+	})
 	if err != nil {
 		return nil, withContextError(ctx, err)
 	}
@@ -53,7 +57,7 @@ func rawJSON(text *string) json.RawMessage {
 //
 // Errors: [ErrKeyNotFound], also for a key whose claim has not committed; [ErrReentrant] for the key that the calling
 // handler holds; [ForeignWriteError] outside of that handler's transaction; those of [Do] for a bad handle or key;
-// [ErrSchema]; the database's.
+// [ErrSchema]; [ErrOutcomeUnknown] when nobody knows whether the key is deleted; the database's.
 func Forget(ctx context.Context, db *gorm.DB, source, id string) error {
 	p, err := keyAccess(db, source, id)
 	if err != nil {
@@ -64,12 +68,15 @@ func Forget(ctx context.Context, db *gorm.DB, source, id string) error {
 		return err
 	}
 	if p.scopes.at(connection(db)).holds(p, k) {
-		return ErrReentrant
+		return reentrant(k)
 	}
-	deleted, err := executorOf(db).exec(ctx, "forget key", p.sql.Forget, source, id)
-	if err == nil && deleted == 0 {
-		return ErrKeyNotFound
-	}
+	err = together(ctx, db, false, func(e executor) error {
+		deleted, err := e.exec(ctx, "forget key", p.sql.Forget, source, id)
+		if err == nil && deleted == 0 {
+			return ErrKeyNotFound
+		}
+		return err
+	})
 	return withContextError(ctx, err)
 }
 
@@ -80,10 +87,13 @@ func CheckSchema(ctx context.Context, db *gorm.DB) error {
 	if err != nil {
 		return err
 	}
-	if err := pgsql.CheckSchema(ctx, connection(db), p.table); err != nil {
-		return withContextError(ctx, fmt.Errorf("idempotency: check the schema: %w", err))
-	}
-	return nil
+	err = together(ctx, db, true, func(e executor) error {
+		if err := pgsql.CheckSchema(ctx, e.conn, p.table); err != nil {
+			return fmt.Errorf("idempotency: check the schema: %w", err)
+		}
+		return nil
+	})
+	return withContextError(ctx, err)
 }
 
 func keyAccess(db *gorm.DB, source, id string) (*Plugin, error) {
@@ -94,4 +104,23 @@ func keyAccess(db *gorm.DB, source, id string) (*Plugin, error) {
 	return p, key{source: source, eventID: id}.validate()
 }
 
-func executorOf(db *gorm.DB) executor { return executor{conn: connection(db), logger: db.Logger} }
+// together runs statements in the handle's transaction, or in one of their own. A driver may send a statement in two
+// steps, and behind a pooler only a transaction keeps these on one connection: without it the second one met somebody
+// else's statement, and a key that is there was not found. And database/sql repeats what is outside of a transaction when
+// the connection broke: a second Forget would not find what the first has deleted.
+func together(ctx context.Context, db *gorm.DB, readOnly bool, fc func(executor) error) error {
+	e := executor{conn: connection(db), logger: db.Logger}
+	if inTransaction(e.conn) {
+		return fc(e)
+	}
+	tx, err := beginTx(ctx, e.conn, &sql.TxOptions{Isolation: sql.LevelReadCommitted, ReadOnly: readOnly})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.(gorm.TxCommitter).Rollback() }() // no more than reads and failures, once it is committed
+	e.conn = tx
+	if err := fc(e); err != nil || readOnly {
+		return err
+	}
+	return commit(tx)
+}

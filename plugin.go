@@ -22,6 +22,9 @@ const (
 
 	// minRetention is refused from below: nobody redelivers within less, and a slip of the unit would delete live keys.
 	minRetention = time.Second
+
+	// minWait likewise: nobody means a wait of nanoseconds, which is what a bare number is.
+	minWait = time.Millisecond
 )
 
 const pluginName = "idempotency"
@@ -33,12 +36,12 @@ type Config struct {
 	// "idempotency_keys" by default, found through the search path.
 	Table string
 
-	// Retention is how long a key outlives its claim, at least one second: a delivery that arrives later takes effect
-	// again. 30 days by default.
+	// Retention is how long a key outlives its claim, at least one second. Once a [Sweeper] has deleted the key, a
+	// delivery of the event takes effect again. 30 days by default.
 	Retention time.Duration
 
-	// Wait is how long a duplicate waits for the delivery that holds its key, before it is told ErrInFlight. Waiting
-	// holds no connection. 2 seconds by default; negative: not at all. A joined call never waits.
+	// Wait is how long a duplicate waits for the delivery that holds its key, before it is told ErrInFlight, at least a
+	// millisecond. Waiting holds no connection. 2 seconds by default; negative: not at all. A joined call never waits.
 	Wait time.Duration
 
 	// Digest is what of a payload must be equal between deliveries of one event. SHA256() by default.
@@ -144,7 +147,7 @@ func validate(config Config) (pgsql.Table, error) {
 	if config.ForeignWrites < RejectForeignWrites || config.ForeignWrites > AllowForeignWrites {
 		return table, &ConfigError{Field: "ForeignWrites", Reason: fmt.Sprintf("is %d, which is no policy", config.ForeignWrites)}
 	}
-	common := SourceConfig{Retention: config.Retention, Digest: config.Digest}
+	common := SourceConfig{Retention: config.Retention, Wait: config.Wait, Digest: config.Digest}
 	if err := common.validate(""); err != nil {
 		return table, err
 	}
@@ -163,6 +166,8 @@ func (s SourceConfig) validate(prefix string) error {
 	switch {
 	case s.Retention < minRetention:
 		return &ConfigError{Field: prefix + "Retention", Reason: fmt.Sprintf("is %v, and must be at least %v", s.Retention, minRetention)}
+	case s.Wait > 0 && s.Wait < minWait:
+		return &ConfigError{Field: prefix + "Wait", Reason: fmt.Sprintf("is %v, and must be at least %v; negative: not at all", s.Wait, minWait)}
 	case s.RetryHorizon < 0:
 		return &ConfigError{Field: prefix + "RetryHorizon", Reason: fmt.Sprintf("is %v, and must not be negative", s.RetryHorizon)}
 	case s.Retention <= s.RetryHorizon:

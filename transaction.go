@@ -69,26 +69,53 @@ func (t *ownTransaction) begin() (claim, error) {
 		t.ctx, t.stop = context.WithTimeout(t.ctx, db.DefaultTransactionTimeout)
 	}
 	var err error
-	switch beginner := db.Statement.ConnPool.(type) {
+	if t.pool, err = beginTx(t.ctx, db.Statement.ConnPool, t.call.options.begin()); err != nil {
+		return claim{}, err
+	}
+	t.conn = unwrap(t.pool)
+	return t.claim()
+}
+
+// beginTx begins a transaction on a pool or connection. It keeps GORM's statement cache around it, and returns nil with
+// an error.
+func beginTx(ctx context.Context, pool gorm.ConnPool, opts *sql.TxOptions) (gorm.ConnPool, error) {
+	var begun gorm.ConnPool
+	var err error
+	switch beginner := pool.(type) {
 	case gorm.TxBeginner:
 		// Assigned only when it succeeded: a nil *sql.Tx in an interface is not nil.
 		var tx *sql.Tx
-		if tx, err = beginner.BeginTx(t.ctx, t.call.options.begin()); err == nil {
-			t.pool = tx
+		if tx, err = beginner.BeginTx(ctx, opts); err == nil {
+			begun = tx
 		}
 	case gorm.ConnPoolBeginner:
-		t.pool, err = beginner.BeginTx(t.ctx, t.call.options.begin())
-		if err == nil && !inTransaction(unwrap(t.pool)) {
-			err = unsupported(fmt.Sprintf("a transaction of type %T, which cannot commit", unwrap(t.pool)))
+		begun, err = beginner.BeginTx(ctx, opts)
+		if err == nil && !inTransaction(unwrap(begun)) {
+			err = unsupported(fmt.Sprintf("a transaction of type %T, which cannot commit", unwrap(begun)))
 		}
 	default:
 		err = unsupported(fmt.Sprintf("a connection of type %T, which cannot begin a transaction", beginner))
 	}
 	if err != nil {
-		return claim{}, fmt.Errorf("idempotency: begin: %w", err)
+		return nil, fmt.Errorf("idempotency: begin: %w", err)
 	}
-	t.conn = unwrap(t.pool)
-	return t.claim()
+	return begun, nil
+}
+
+// commit is not GORM's, whose error translation loses the SQLSTATE.
+func commit(tx gorm.ConnPool) error {
+	err := tx.(gorm.TxCommitter).Commit()
+	switch {
+	case err == nil:
+		return nil
+	case pgsql.CertainlyRolledBack(err) && pgsql.State(err) == "":
+		return fmt.Errorf("idempotency: commit: the transaction was aborted by a statement whose error the handler dropped: %w", err)
+	case pgsql.CertainlyRolledBack(err):
+		return fmt.Errorf("idempotency: commit: %w", err)
+	case errors.Is(err, sql.ErrTxDone):
+		return fmt.Errorf("%w: the transaction had ended before, by the handler or with its context: %w", ErrOutcomeUnknown, err)
+	}
+	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 }
 
 func (t *ownTransaction) open() *scope {
@@ -106,15 +133,7 @@ func (t *ownTransaction) keep(a answer) error {
 		return fmt.Errorf("idempotency: before the commit: %w", err)
 	}
 	t.ended = true
-	// Not GORM's Commit, whose error translation loses the SQLSTATE.
-	err := t.conn.(gorm.TxCommitter).Commit()
-	switch {
-	case err == nil:
-		return nil
-	case pgsql.CertainlyRolledBack(err):
-		return fmt.Errorf("idempotency: commit: %w", err)
-	}
-	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+	return commit(t.conn)
 }
 
 func (t *ownTransaction) undo() error {

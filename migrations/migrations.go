@@ -61,7 +61,8 @@ func up(ctx context.Context, db *sql.DB, opts []Option) error {
 		return explain(err)
 	}
 	if err := pgsql.CheckSchema(ctx, db, t.table); err != nil {
-		return fmt.Errorf("every migration is recorded as applied in %s, but %w", t.versionTable(), err)
+		return fmt.Errorf("every migration is recorded as applied in %[1]s, but %[2]w; if somebody dropped the table, "+
+			"drop %[1]s too and migrate again", t.versionTable(), err)
 	}
 	return nil
 }

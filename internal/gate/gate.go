@@ -112,6 +112,9 @@ func (p *Pass[K]) await(ctx context.Context, wait time.Duration) (*Pass[K], erro
 	return p, nil
 }
 
+// Queued reports whether somebody was inside when the pass was given, so that its caller had to wait.
+func (p *Pass[K]) Queued() bool { return p != nil && p.turn != nil }
+
 // Won marks the occupant as the holder of the key: it has claimed, so that callers that don't wait are told ErrHeld. The
 // mark goes when the occupant leaves.
 func (p *Pass[K]) Won() {

@@ -31,12 +31,16 @@ func (e *schemaError) Unwrap() error {
 // It needs no more than the right to use the table's schema, and gives the same verdict for every role: who owns the table
 // or bypasses row-level security today says nothing about the next worker.
 func CheckSchema(ctx context.Context, q Querier, t Table) error {
+	if err := checkServer(ctx, q, t); err != nil {
+		return err
+	}
 	r, found, err := readRelation(ctx, q, t)
 	if err != nil {
 		return fmt.Errorf("read the catalogue: %w", err)
 	}
 	if !found {
-		return &schemaError{t, []string{"it does not exist: run the goose migrations (migrations.Up) or AutoMigrate"}}
+		return &schemaError{t, []string{"it does not exist, or not where the search path leads: run the goose migrations " +
+			"(migrations.Up, with WithTable for this name) or AutoMigrate, or correct Config.Table"}}
 	}
 	// What is not a table has neither keys nor policies that would be worth telling about.
 	if kind := r.wrongKind(); kind != "" {
@@ -46,6 +50,9 @@ func CheckSchema(ctx context.Context, q Querier, t Table) error {
 	if err != nil {
 		return fmt.Errorf("read the catalogue's columns: %w", err)
 	}
+	if isAnother(columns) {
+		return &schemaError{t, []string{"it is not a table of keys, but another one of that name: correct Config.Table"}}
+	}
 	keys, err := readUniqueKeys(ctx, q, r.oid)
 	if err != nil {
 		return fmt.Errorf("read the catalogue's indexes: %w", err)
@@ -53,6 +60,23 @@ func CheckSchema(ctx context.Context, q Querier, t Table) error {
 	problems := slices.Concat(r.problems(), columnProblems(columns), keyProblems(t, keys))
 	if len(problems) > 0 {
 		return &schemaError{t, problems}
+	}
+	return nil
+}
+
+const oldestServer = 12
+
+// checkServer comes first: an older server does not know what the next query asks.
+func checkServer(ctx context.Context, q Querier, t Table) error {
+	var number int
+	var version string
+	err := eachRow(ctx, q, `SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.current_setting($1::text)`, "server_version",
+		func(scan func(...any) error) error { return scan(&number, &version) })
+	if err != nil {
+		return fmt.Errorf("read the server's version: %w", err)
+	}
+	if number < oldestServer*10000 {
+		return &schemaError{t, []string{fmt.Sprintf("the server is PostgreSQL %s: want %d or newer", version, oldestServer)}}
 	}
 	return nil
 }
@@ -217,6 +241,17 @@ func columnProblems(columns []column) []string {
 		}
 	}
 	return problems
+}
+
+// isAnother reports whether the table has next to none of our columns, so that nobody would repair it.
+func isAnother(columns []column) bool {
+	ours := 0
+	for _, want := range wantedColumns {
+		if slices.ContainsFunc(columns, func(c column) bool { return c.name == want.name }) {
+			ours++
+		}
+	}
+	return ours == 0
 }
 
 // Any deterministic collation compares by bytes in the end, so the database's default passes. It is COLLATE "C" alone that

@@ -38,14 +38,14 @@ func ParseTable(name string) (Table, error) {
 	}
 	for _, part := range []string{schema, table} {
 		switch {
-		case part == "" && (qualified || name == ""):
+		case part == "" && (qualified || name == "") || strings.Contains(part, "."):
 			return Table{}, fmt.Errorf("%q is not a table name: want \"table\" or \"schema.table\"", name)
 		case part == "":
 			continue
 		case len(part) > identifierBytes:
 			return Table{}, fmt.Errorf("%q is longer than PostgreSQL's %d bytes for an identifier", part, identifierBytes)
 		case !identifier.MatchString(part):
-			return Table{}, fmt.Errorf("%q is not a table name: want letters, digits and underscores", part)
+			return Table{}, fmt.Errorf("%q is not a table name: want letters, digits and underscores, and no digit first", part)
 		}
 	}
 	return Table{Schema: schema, Name: table}, nil
