@@ -37,7 +37,12 @@ the end. DATABASE_URL is not looked at.
 
 With --payloads each .json file of a folder is delivered as one event. Bodies
 of Stripe, Shopify and GitHub are recognised; of any other the event's id is
-its member event_id or id, else the file's name.`,
+its member event_id or id, else the file's name.
+
+A delivery is one copy of an event, and takes several HTTP requests if it has
+to be sent again. With --seed the payloads and the plan of the storm, its
+deliveries and pauses, are the same again. Which request comes first, and how
+many each delivery takes, is up to the machine.`,
 		Example: `  # with the PostgreSQL programs of this machine
   idempotency demo
 
@@ -66,10 +71,10 @@ its member event_id or id, else the file's name.`,
 	flags.SortFlags = false
 	flags.StringVar(&options.DSN, "dsn", "", "use this database, not a server of the demo's own")
 	flags.StringVar(&options.Payloads, "payloads", "", "deliver the JSON files of the folder `DIR`")
-	flags.BoolVar(&options.Serve, "serve", false, "afterwards keep the receiver up, for curl, until Ctrl-C")
+	flags.BoolVar(&options.Serve, "serve", false, "then keep the receiver up for curl, until Ctrl-C")
 	flags.StringVar(&options.Listen, "listen", "", "loopback `HOST:PORT` of the receiver (a free port)")
 	flags.BoolVar(&options.JSON, "json", false, "print the report as JSON, and nothing else")
-	flags.Uint64Var(&options.Seed, "seed", uint64(time.Now().UnixNano())%1_000_000, "make payloads and pauses from the number `N` (any)")
+	flags.Uint64Var(&options.Seed, "seed", uint64(time.Now().UnixNano())%1_000_000, "payloads and plan of the storm by number `N` (any)")
 	flags.Lookup("seed").DefValue = "0" // keeps the help the same at each call
 	return command
 }

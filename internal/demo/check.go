@@ -56,9 +56,9 @@ func (d *database) countTable(ctx context.Context, table string, counts map[even
 }
 
 // judge says what is wrong with an event, or nothing.
-func judge(e *event, got effects, deliveries []*delivery) []string {
+func judge(e *event, got effects, requests []*request) []string {
 	name := e.sender.name + " " + e.id
-	if (got == effects{}) && !slices.ContainsFunc(deliveries, (*delivery).succeeded) {
+	if (got == effects{}) && !slices.ContainsFunc(requests, (*request).succeeded) {
 		return []string{name + " was never answered with success, and its senders gave up"}
 	}
 	var wrong []string
@@ -71,11 +71,11 @@ func judge(e *event, got effects, deliveries []*delivery) []string {
 	if got.keys != 1 {
 		wrong = append(wrong, fmt.Sprintf("%s has %d keys", name, got.keys))
 	}
-	if !identical(deliveries) {
+	if !identical(requests) {
 		wrong = append(wrong, name+" was answered in different ways")
 	}
-	for _, d := range deliveries {
-		if d.changed && d.succeeded() {
+	for _, r := range requests {
+		if r.changed && r.succeeded() {
 			wrong = append(wrong, name+" was accepted with a changed body")
 			break
 		}
@@ -109,13 +109,20 @@ func plural(n int, word string) string {
 	return fmt.Sprintf("%d %s", n, word)
 }
 
+func deliveries(n int) string {
+	if n == 1 {
+		return "1 delivery"
+	}
+	return fmt.Sprintf("%d deliveries", n)
+}
+
 // verdict is the whole result in a sentence.
 func (r *Report) verdict() string {
 	if !r.OK {
 		return fmt.Sprintf("FAILED: %s.", strings.Join(r.Problems, "; "))
 	}
-	return fmt.Sprintf("PASSED: %s arrived in %s, and each took effect exactly once: the database holds %s and %s, and "+
-		"all who asked about an event got the same answer, byte for byte.",
-		plural(len(r.Events), "event"), plural(r.Totals.Deliveries, "request"),
+	return fmt.Sprintf("PASSED: %s came in %s, which took %s, and each event took effect exactly once: the database "+
+		"holds %s and %s, and all successful answers to an event are equal, byte for byte.",
+		plural(len(r.Events), "event"), deliveries(r.Totals.Deliveries), plural(r.Totals.Requests, "request"),
 		plural(r.Totals.Orders, "order"), plural(r.Totals.Payments, "payment"))
 }

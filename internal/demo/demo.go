@@ -36,7 +36,8 @@ type Options struct {
 	// JSON prints the report as JSON and nothing else.
 	JSON bool
 
-	// Seed makes the payloads, the order and the pauses. Which delivery of an event comes first is up to the machine.
+	// Seed makes the payloads and the plan of the storm. Which delivery of an event comes first, and how many requests they
+	// take, is up to the machine.
 	Seed uint64
 
 	Screen Screen
@@ -95,7 +96,7 @@ func run(ctx context.Context, options Options, cleanup *stack) error {
 	if err != nil {
 		return err
 	}
-	receiver := startReceiver(listener, orm, troubles(events))
+	receiver := startReceiver(listener, orm, troubles(events), journal)
 	cleanup.push(receiver.stop)
 	out.stepf("receiver", "%s/webhooks/{sender}, on loopback", receiver.url)
 
@@ -131,8 +132,8 @@ func (s *stack) unwind() error {
 // runStorm delivers the events and judges by the database what became of them.
 func runStorm(ctx context.Context, options Options, db *database, receiver *receiver, journal *journal, events []*event, out *printer) (*Report, error) {
 	storm := newStorm(receiver.url, journal, events, options.Seed)
-	out.stepf("storm", "%s, %d deliveries over HTTP and their senders' retries (seed %d)",
-		plural(len(events), "event"), storm.planned, options.Seed)
+	out.stepf("storm", "%s in %s over HTTP, each sent again until it is settled (seed %d)",
+		plural(len(events), "event"), deliveries(storm.planned), options.Seed)
 	limited, cancel := context.WithTimeoutCause(ctx, stormLimit,
 		fmt.Errorf("the storm did not end within %v: the database is too slow for it, so try one that is nearer", stormLimit))
 	defer cancel()

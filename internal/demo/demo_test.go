@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/gorm-idempotency/idempotency"
 	"github.com/gorm-idempotency/idempotency/gormtest"
 )
 
@@ -106,13 +108,14 @@ func TestRun_JSON(t *testing.T) {
 		t.Errorf("the report is %+v", report)
 	}
 	for _, e := range report.Events {
-		if sum := e.Executed + e.Replays + e.InFlight + e.Mismatches + e.Failed; sum != e.Deliveries || len(e.Log) != sum {
-			t.Errorf("%s %s: the outcomes add up to %d of %d requests, and the log has %d", e.Source, e.EventID, sum, e.Deliveries, len(e.Log))
+		if sum := e.Executed + e.Replays + e.InFlight + e.Mismatches + e.Failed; sum != e.Requests || len(e.Log) != sum {
+			t.Errorf("%s %s: the outcomes add up to %d of %d requests, and the log has %d", e.Source, e.EventID, sum, e.Requests, len(e.Log))
 		}
 		if e.Executed != 1 || e.Orders != 1 || e.Payments != 1 || e.Keys != 1 || !e.OK || !e.AnswersIdentical {
 			t.Errorf("%s %s: %+v", e.Source, e.EventID, e.Counts)
 		}
 		requireOutcomes(t, e)
+		requireOrder(t, e)
 	}
 }
 
@@ -124,23 +127,56 @@ func requireOutcomes(t *testing.T, e Event) {
 		i++
 	}
 	s := scenarios[i]
-	lost := 0
-	for _, d := range e.Log {
-		if d.AnswerLost {
-			lost++
-		}
-	}
 	switch {
+	case e.Deliveries+e.AnswersLost != e.Executed+e.Replays+e.Mismatches:
+		t.Errorf("%s: %d deliveries and %d lost answers, but %+v", s.title, e.Deliveries, e.AnswersLost, e.Counts)
 	case (s.trouble == fails || s.trouble == crashes) && e.Failed != 1:
 		t.Errorf("%s: %d requests failed, want 1", s.title, e.Failed)
 	case s.trouble == dawdles && e.InFlight == 0:
 		t.Errorf("%s: nothing was in flight", s.title)
 	case s.waves[len(s.waves)-1].changed != e.Mismatches:
 		t.Errorf("%s: %d mismatches, want %d", s.title, e.Mismatches, s.waves[len(s.waves)-1].changed)
-	case s.waves[0].lost != (lost == 1):
-		t.Errorf("%s: %d answers were lost", s.title, lost)
+	case s.waves[0].lost != (e.AnswersLost == 1):
+		t.Errorf("%s: %d answers were lost", s.title, e.AnswersLost)
 	case e.Replays < 4:
 		t.Errorf("%s: %d replays", s.title, e.Replays)
+	}
+}
+
+// requireOrder fails if the log tells an event's story in another order than that of its happening.
+func requireOrder(t *testing.T, e Event) {
+	t.Helper()
+	executed := false
+	for i, r := range e.Log {
+		needed, known := map[string]bool{"failed": false, "executed": false, "replayed": true, "mismatch": true}[r.Outcome]
+		switch {
+		case known && needed != executed:
+			t.Errorf("%s: request %d, %s, is on the wrong side of the execution", e.Scenario, r.Number, r.Outcome)
+		case i > 0 && r.Ended < e.Log[i-1].Ended:
+			t.Errorf("%s: request %d ended before the one above it", e.Scenario, r.Number)
+		case r.Ended < r.Sent || r.Ended > r.Sent+r.Took:
+			t.Errorf("%s: request %d ended before it was sent or after its answer: %+v", e.Scenario, r.Number, r)
+		}
+		executed = executed || r.Outcome == "executed"
+	}
+}
+
+func TestInOrder(t *testing.T) {
+	t.Parallel()
+	list := []*request{
+		{number: 1, outcome: idempotency.Replayed, ended: 33},
+		{number: 2, outcome: idempotency.Executed, claimed: 25, ended: 35}, // observed after the replay that it let in
+		{number: 3, outcome: idempotency.InFlight, ended: 30},
+		{number: 4, outcome: idempotency.Failed, claimed: 10, ended: 36}, // and even later
+		{number: 5, outcome: idempotency.Mismatch, ended: 34},
+		{number: 6, outcome: idempotency.Failed, ended: 40}, // without a claim
+	}
+	var numbers []int
+	for _, r := range inOrder(list) {
+		numbers = append(numbers, r.number)
+	}
+	if want := []int{4, 3, 2, 1, 5, 6}; !slices.Equal(numbers, want) {
+		t.Errorf("the order is %v, want %v", numbers, want)
 	}
 }
 
@@ -201,17 +237,17 @@ func TestJudge_Answers(t *testing.T) {
 	t.Parallel()
 	e := &event{sender: senders[0], id: "evt_1"}
 	once := effects{orders: 1, payments: 1, keys: 1}
-	first := &delivery{status: 201, answer: []byte("a")}
-	if wrong := judge(e, once, []*delivery{first, {status: 500, answer: []byte("x")}, {status: 201, answer: []byte("a")}}); wrong != nil {
+	first := &request{status: 201, answer: []byte("a")}
+	if wrong := judge(e, once, []*request{first, {status: 500, answer: []byte("x")}, {status: 201, answer: []byte("a")}}); wrong != nil {
 		t.Errorf("a problem with equal answers: %q", wrong)
 	}
-	if wrong := judge(e, effects{}, []*delivery{{status: 503}}); len(wrong) != 1 || !strings.Contains(wrong[0], "never answered") {
+	if wrong := judge(e, effects{}, []*request{{status: 503}}); len(wrong) != 1 || !strings.Contains(wrong[0], "never answered") {
 		t.Errorf("problems with an event that nobody handled: %q", wrong)
 	}
-	if wrong := judge(e, once, []*delivery{first, {status: 201, answer: []byte("b")}}); len(wrong) != 1 {
+	if wrong := judge(e, once, []*request{first, {status: 201, answer: []byte("b")}}); len(wrong) != 1 {
 		t.Errorf("problems with different answers: %q", wrong)
 	}
-	if wrong := judge(e, once, []*delivery{first, {status: 201, answer: []byte("a"), changed: true}}); len(wrong) != 1 {
+	if wrong := judge(e, once, []*request{first, {status: 201, answer: []byte("a"), changed: true}}); len(wrong) != 1 {
 		t.Errorf("problems with an accepted change: %q", wrong)
 	}
 }

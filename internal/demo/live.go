@@ -51,8 +51,8 @@ type view interface {
 // progress is how far a storm has got, by scenario.
 type progress struct {
 	scenarios []*scenario
-	planned   map[*scenario]int // copies
-	settled   map[*scenario]int // copies that have their final answer
+	planned   map[*scenario]int // deliveries
+	settled   map[*scenario]int // deliveries that have their final answer
 	outcomes  map[*scenario]tally
 	elapsed   time.Duration
 }
@@ -68,7 +68,7 @@ func (s *storm) progress() progress {
 			now.outcomes[of] = tally{}
 			now.scenarios = append(now.scenarios, of)
 		}
-		now.planned[of] += of.copies()
+		now.planned[of] += of.deliveries()
 		now.settled[of] += int(s.settled[i].Load())
 		for kind, count := range s.journal.tally(e.key()) {
 			now.outcomes[of][kind] += count
@@ -91,7 +91,7 @@ func (g progress) totals() (planned, settled int, outcomes tally) {
 
 func (g progress) summary() string {
 	planned, settled, _ := g.totals()
-	return fmt.Sprintf("%.1f s, %d of %d deliveries have their final answer", g.elapsed.Seconds(), settled, planned)
+	return fmt.Sprintf("%.1f s, %d of %d deliveries are settled: they have their final answer", g.elapsed.Seconds(), settled, planned)
 }
 
 func (t tally) String() string {

@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,12 +23,13 @@ const maxBody = 1 << 20
 type receiver struct {
 	url      string
 	server   *http.Server
-	db       *gorm.DB
+	keys     *idempotency.DB
 	troubles map[eventKey]*mishap
+	journal  *journal
 	stopped  chan error
 }
 
-// handle is the handler that the README shows.
+// handle is the README's handler, for several senders and without their signatures.
 func (rc *receiver) handle(w http.ResponseWriter, r *http.Request) {
 	sender := senderNamed(r.PathValue("sender"))
 	if sender == nil {
@@ -36,11 +38,17 @@ func (rc *receiver) handle(w http.ResponseWriter, r *http.Request) {
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
-		http.Error(w, "the body cannot be read", http.StatusBadRequest)
+		http.Error(w, "incomplete or too large", http.StatusServiceUnavailable)
+		return
+	}
+	// Here a real one verifies the sender's signature, before anything else looks at the body.
+	if !json.Valid(body) {
+		http.Error(w, "not an event", http.StatusBadRequest)
 		return
 	}
 	id := sender.eventID(r.Header, body)
-	result, err := idempotency.Do(rc.db.WithContext(r.Context()), sender.name, id, body, func(tx *gorm.DB) error {
+
+	result, err := rc.keys.WithContext(r.Context()).Idempotent(sender.name, id, body, func(tx *gorm.DB) error {
 		return rc.record(tx, sender, id, body)
 	})
 	if err != nil {
@@ -52,18 +60,19 @@ func (rc *receiver) handle(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(result.Body) //nolint:gosec // the body is JSON; a sender that is gone comes back for it
 }
 
-// refuse tells the sender what to do about an error. 503 and not 409: several senders drop an event on any 4xx.
+// refuse answers a request that had no effect. Several senders drop an event at any 4xx, so what another request can mend
+// is a 5xx. A real one logs the error of a 500; here the handler fails on purpose.
 func refuse(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, idempotency.ErrInFlight):
 		w.Header().Set("Retry-After", "1")
-		http.Error(w, "another delivery of this event is being handled", http.StatusServiceUnavailable)
+		http.Error(w, "this event is being worked on", http.StatusServiceUnavailable)
 	case errors.Is(err, idempotency.ErrDigestMismatch):
-		http.Error(w, "this event was delivered before with another body", http.StatusUnprocessableEntity)
+		http.Error(w, "this id came with another payload", http.StatusUnprocessableEntity)
 	case errors.Is(err, idempotency.ErrInvalidKey):
-		http.Error(w, "the event has no usable id", http.StatusBadRequest)
+		http.Error(w, "this id cannot be a key", http.StatusBadRequest)
 	default:
-		http.Error(w, "internal error", http.StatusInternalServerError)
+		http.Error(w, "try again", http.StatusInternalServerError)
 	}
 }
 
@@ -89,6 +98,7 @@ type Payment struct {
 
 // record is the effect. Its answer names the rows and the time, so that a second run could not give the same answer.
 func (rc *receiver) record(tx *gorm.DB, sender *sender, id string, body []byte) error {
+	rc.journal.claimed(tx.Statement.Context)
 	bought, err := sender.purchase(body)
 	if err != nil {
 		return err
@@ -130,8 +140,11 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, nil
 }
 
-func startReceiver(listener net.Listener, db *gorm.DB, troubles map[eventKey]*mishap) *receiver {
-	rc := &receiver{url: "http://" + listener.Addr().String(), db: db, troubles: troubles, stopped: make(chan error, 1)}
+func startReceiver(listener net.Listener, db *gorm.DB, troubles map[eventKey]*mishap, journal *journal) *receiver {
+	rc := &receiver{
+		url: "http://" + listener.Addr().String(), keys: idempotency.Wrap(db),
+		troubles: troubles, journal: journal, stopped: make(chan error, 1),
+	}
 	mux := http.NewServeMux()
 	mux.Handle("POST /webhooks/{sender}", numbered(http.HandlerFunc(rc.handle)))
 	rc.server = &http.Server{

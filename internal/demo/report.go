@@ -20,17 +20,19 @@ type Report struct {
 	stories []*story
 }
 
-// Counts are how deliveries ended, as the library observed it, and the rows in the database.
+// Counts are the deliveries, how their requests ended, as the library observed it, and the rows in the database.
 type Counts struct {
-	Deliveries int `json:"deliveries"` // requests
-	Executed   int `json:"executed"`   // the handler ran and its effect was committed
-	Replays    int `json:"replays"`
-	InFlight   int `json:"in_flight"`
-	Mismatches int `json:"mismatches"`
-	Failed     int `json:"failed"` // the handler failed or crashed, and all was rolled back
-	Orders     int `json:"orders"`
-	Payments   int `json:"payments"`
-	Keys       int `json:"keys"`
+	Deliveries  int `json:"deliveries"`
+	Requests    int `json:"requests"` // of all deliveries: the sum of the next five
+	Executed    int `json:"executed"` // the handler ran and its effect was committed
+	Replays     int `json:"replays"`
+	InFlight    int `json:"in_flight"`
+	Mismatches  int `json:"mismatches"`
+	Failed      int `json:"failed"`       // the handler failed or crashed, and all was rolled back
+	AnswersLost int `json:"answers_lost"` // of the successful ones
+	Orders      int `json:"orders"`
+	Payments    int `json:"payments"`
+	Keys        int `json:"keys"`
 }
 
 // Event is what came of one event.
@@ -42,19 +44,20 @@ type Event struct {
 	OK               bool   `json:"ok"`
 	AnswersIdentical bool   `json:"answers_identical"`
 	Counts
-	Log []Delivery `json:"log"`
+	Log []Request `json:"log"` // in the order in which they ended
 }
 
-// Delivery is one request, in milliseconds since the storm began.
-type Delivery struct {
-	Number      int     `json:"number"`
-	Copy        int     `json:"copy"`
-	Attempt     int     `json:"attempt"`
+// Request is one of a delivery's. Sent and Ended are milliseconds since the storm began.
+type Request struct {
+	Number      int     `json:"number"`   // in the order of sending, over all events
+	Delivery    int     `json:"delivery"` // of the event
+	Try         int     `json:"try"`      // of the delivery
 	ChangedBody bool    `json:"changed_body,omitempty"`
 	AnswerLost  bool    `json:"answer_lost,omitempty"`
-	At          float64 `json:"at_ms"`
-	Took        float64 `json:"took_ms"`
-	Waited      float64 `json:"waited_ms"`
+	Sent        float64 `json:"sent_ms"`
+	Waited      float64 `json:"waited_ms"` // for another request of the event
+	Ended       float64 `json:"ended_ms"`  // its transaction, at the receiver
+	Took        float64 `json:"took_ms"`   // until the sender had its answer
 	Outcome     string  `json:"outcome"`
 	Status      int     `json:"status"` // 0: no answer
 }
@@ -74,21 +77,21 @@ func newReport(events []*event, journal *journal, counts map[eventKey]effects) *
 	return r
 }
 
-func (r *Report) add(e *event, deliveries []*delivery, got effects) {
-	wrong := judge(e, got, deliveries)
+func (r *Report) add(e *event, requests []*request, got effects) {
+	wrong := judge(e, got, requests)
 	r.Problems = append(r.Problems, wrong...)
 	entry := Event{
 		Source: e.sender.name, EventID: e.id, Kind: e.kind, Scenario: e.scenario.title,
-		OK: len(wrong) == 0, AnswersIdentical: identical(deliveries),
-		Counts: Counts{Orders: got.orders, Payments: got.payments, Keys: got.keys},
+		OK: len(wrong) == 0, AnswersIdentical: identical(requests),
+		Counts: Counts{Deliveries: e.scenario.deliveries(), Orders: got.orders, Payments: got.payments, Keys: got.keys},
 	}
-	for _, d := range deliveries {
-		entry.count(d.outcome)
-		entry.Log = append(entry.Log, d.entry())
+	for _, request := range requests {
+		entry.count(request)
+		entry.Log = append(entry.Log, request.entry())
 	}
 	r.Totals.sum(entry.Counts)
 	r.Events = append(r.Events, entry)
-	r.tell(&story{event: e, deliveries: deliveries, effects: got})
+	r.tell(&story{event: e, requests: requests, effects: got})
 }
 
 // tell keeps one story of each scenario that is told: of the sender that is wanted, if there is one.
@@ -106,18 +109,21 @@ func (r *Report) tell(s *story) {
 	}
 }
 
-func (d *delivery) entry() Delivery {
+func (r *request) entry() Request {
 	const ms = 1e6
-	return Delivery{
-		Number: d.number, Copy: d.copy, Attempt: d.attempt, ChangedBody: d.changed, AnswerLost: d.lost,
-		At: float64(d.started) / ms, Took: float64(d.took) / ms, Waited: float64(d.waited) / ms,
-		Outcome: string(d.outcome), Status: d.status,
+	return Request{
+		Number: r.number, Delivery: r.delivery, Try: r.try, ChangedBody: r.changed, AnswerLost: r.lost,
+		Sent: float64(r.sent) / ms, Waited: float64(r.waited) / ms, Ended: float64(r.ended) / ms, Took: float64(r.took) / ms,
+		Outcome: string(r.outcome), Status: r.status,
 	}
 }
 
-func (c *Counts) count(outcome idempotency.Kind) {
-	c.Deliveries++
-	switch outcome {
+func (c *Counts) count(r *request) {
+	c.Requests++
+	if r.lost && r.succeeded() {
+		c.AnswersLost++
+	}
+	switch r.outcome {
 	case idempotency.Executed:
 		c.Executed++
 	case idempotency.Replayed:
@@ -133,11 +139,13 @@ func (c *Counts) count(outcome idempotency.Kind) {
 
 func (c *Counts) sum(other Counts) {
 	c.Deliveries += other.Deliveries
+	c.Requests += other.Requests
 	c.Executed += other.Executed
 	c.Replays += other.Replays
 	c.InFlight += other.InFlight
 	c.Mismatches += other.Mismatches
 	c.Failed += other.Failed
+	c.AnswersLost += other.AnswersLost
 	c.Orders += other.Orders
 	c.Payments += other.Payments
 	c.Keys += other.Keys

@@ -7,54 +7,54 @@ type scenario struct {
 	title   string
 	trouble trouble
 	waves   []wave
-	told    string // the sender whose event is told delivery by delivery, "": none
+	told    string // the sender whose event is told request by request, "": none
 }
 
-// wave is a number of copies that are sent at the same moment. Each is delivered again until its sender has a final answer.
+// wave is a number of deliveries that begin at the same moment. Each takes as many requests as it needs for a final answer.
 type wave struct {
-	copies  int
-	changed int           // further copies, with another body
-	lost    bool          // the copies' first answers do not reach the sender
-	pause   time.Duration // after the wave before
-	settled bool          // only when the wave before has its final answers
+	deliveries int
+	changed    int           // further ones, with another body
+	lost       bool          // the deliveries' first answers do not reach the sender
+	pause      time.Duration // after the wave before
+	settled    bool          // only when the wave before has its final answers
 }
 
 // Every event goes through one of these, in turn.
 var scenarios = []*scenario{
 	{
-		title: "many copies at the same moment",
-		waves: []wave{{copies: 16}},
+		title: "many deliveries at the same moment",
+		waves: []wave{{deliveries: 16}},
 	},
 	{
 		title:   "the handler fails at first, after it has written its rows",
 		trouble: fails, told: "stripe",
-		waves: []wave{{copies: 6}, {copies: 4, pause: 60 * time.Millisecond}},
+		waves: []wave{{deliveries: 6}, {deliveries: 4, pause: 60 * time.Millisecond}},
 	},
 	{
 		title:   "the handler crashes at first, and the connection breaks",
 		trouble: crashes,
-		waves:   []wave{{copies: 8}},
+		waves:   []wave{{deliveries: 8}},
 	},
 	{
-		title:   "redelivered while the first delivery is still being handled",
+		title:   "delivered again while the first delivery is still being handled",
 		trouble: dawdles, told: "shopify",
-		waves: []wave{{copies: 1}, {copies: 6, pause: 50 * time.Millisecond}},
+		waves: []wave{{deliveries: 1}, {deliveries: 6, pause: 50 * time.Millisecond}},
 	},
 	{
 		title: "handled, but the answer is lost on its way to the sender",
-		waves: []wave{{copies: 1, lost: true}, {copies: 6, settled: true}},
+		waves: []wave{{deliveries: 1, lost: true}, {deliveries: 6, settled: true}},
 	},
 	{
-		title: "handled, then some copies come back with another body", told: "github",
-		waves: []wave{{copies: 1}, {copies: 4, changed: 3, settled: true}},
+		title: "handled, then delivered again, sometimes with another body", told: "github",
+		waves: []wave{{deliveries: 1}, {deliveries: 4, changed: 3, settled: true}},
 	},
 }
 
-// copies is how many deliveries are planned, retries not counted.
-func (s *scenario) copies() int {
+// deliveries is how many are planned.
+func (s *scenario) deliveries() int {
 	total := 0
 	for _, w := range s.waves {
-		total += w.copies + w.changed
+		total += w.deliveries + w.changed
 	}
 	return total
 }

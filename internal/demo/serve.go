@@ -12,8 +12,8 @@ func serve(ctx context.Context, p *printer, db *database, rc *receiver, journal 
 	lines := make(chan string, 64)
 	journal.listen(func(o idempotency.Observation) {
 		select {
-		case lines <- delivered(o):
-		default: // deliveries do not wait for a slow terminal: it shows fewer of them
+		case lines <- reported(o):
+		default: // requests do not wait for a slow terminal: it shows fewer of them
 		}
 	})
 	defer journal.listen(nil)
@@ -22,7 +22,7 @@ func serve(ctx context.Context, p *printer, db *database, rc *receiver, journal 
 	for _, try := range tries(rc.url, db) {
 		p.printf("\n  %s\n  %s\n", p.paint(faint, "# "+try.what), try.command)
 	}
-	p.printf("\nEvery delivery shows here. Ctrl-C ends the demo.\n")
+	p.printf("\nEvery request shows here. Ctrl-C ends the demo.\n")
 	for p.err == nil {
 		select {
 		case line := <-lines:
@@ -55,10 +55,13 @@ func deliverByHand(url, id, plan string) string {
     -H 'Webhook-Id: %s' -d '{"plan":"%s"}'`, url, id, plan)
 }
 
-// delivered is a line about a delivery.
-func delivered(o idempotency.Observation) string {
-	d := &delivery{outcome: o.Kind, waited: o.Waited, status: -1}
-	return shorten(fmt.Sprintf("%s %s: %s (%d ms)", o.Source, o.EventID, d.happened(), o.Duration.Milliseconds()), lineWidth)
+// reported is a line about a request.
+func reported(o idempotency.Observation) string {
+	text := (&request{outcome: o.Kind, status: -1}).happened()
+	if o.Waited >= perceptible {
+		text = fmt.Sprintf("waited %d ms, %s", o.Waited.Milliseconds(), text)
+	}
+	return shorten(fmt.Sprintf("%s %s: %s (%d ms)", o.Source, o.EventID, text, o.Duration.Milliseconds()), lineWidth)
 }
 
 // psql shows the rows. The password of a user's DSN is not printed.

@@ -21,7 +21,7 @@ const (
 	// A sender waits longer after each failure, unless the answer says how long. Real ones wait minutes and hours.
 	firstBackoff   = 100 * time.Millisecond
 	longestBackoff = 2 * time.Second
-	maxAttempts    = 10
+	maxTries       = 10
 )
 
 // storm delivers the events, as their senders would and all at once.
@@ -34,25 +34,24 @@ type storm struct {
 	planned int
 
 	began   time.Time
-	settled []atomic.Int32 // copies that have their final answer, by event
+	settled []atomic.Int32 // deliveries that have their final answer, by event
 }
 
 func newStorm(url string, journal *journal, events []*event, seed uint64) *storm {
 	s := &storm{
 		url: url, journal: journal, events: events, seed: seed,
-		began: time.Now(), settled: make([]atomic.Int32, len(events)),
+		began: journal.begin(), settled: make([]atomic.Int32, len(events)),
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: 30 * time.Second},
 	}
 	for _, e := range events {
-		s.planned += e.scenario.copies()
+		s.planned += e.scenario.deliveries()
 	}
 	return s
 }
 
-// run returns when every copy has its final answer, or its sender has given up.
+// run returns when every delivery has its final answer, or its sender has given up.
 func (s *storm) run(ctx context.Context) (time.Duration, error) {
 	defer s.client.CloseIdleConnections()
-	s.began = time.Now()
 	var senders sync.WaitGroup
 	for turn, index := range randomFor(s.seed, "order of events").Perm(len(s.events)) {
 		senders.Go(func() {
@@ -68,34 +67,34 @@ func (s *storm) run(ctx context.Context) (time.Duration, error) {
 	return time.Since(s.began), nil
 }
 
-// deliver sends an event's waves.
+// deliver begins an event's deliveries, wave by wave.
 func (s *storm) deliver(ctx context.Context, index int) {
-	var copies sync.WaitGroup
-	defer copies.Wait()
+	var deliveries sync.WaitGroup
+	defer deliveries.Wait()
 	e, number := s.events[index], 0
 	for _, w := range e.scenario.waves {
 		if w.settled {
-			copies.Wait()
+			deliveries.Wait()
 		}
 		if pause(ctx, w.pause) != nil {
 			return
 		}
-		for i := range w.copies + w.changed {
+		for i := range w.deliveries + w.changed {
 			number++
-			c := &parcel{event: e, number: number, lost: w.lost, changed: i >= w.copies, body: e.body}
-			if c.changed {
-				c.body = e.changedBody()
+			d := &delivery{event: e, number: number, lost: w.lost, changed: i >= w.deliveries, body: e.body}
+			if d.changed {
+				d.body = e.changedBody()
 			}
-			copies.Go(func() {
-				s.send(ctx, c)
+			deliveries.Go(func() {
+				s.send(ctx, d)
 				s.settled[index].Add(1)
 			})
 		}
 	}
 }
 
-// parcel is one copy of an event.
-type parcel struct {
+// delivery is one copy of an event that its sender wants delivered. It may take several requests.
+type delivery struct {
 	event   *event
 	number  int
 	body    []byte
@@ -103,18 +102,18 @@ type parcel struct {
 	lost    bool
 }
 
-// send delivers a copy until its answer is final: after a 5xx, or none, a sender comes back.
-func (s *storm) send(ctx context.Context, c *parcel) {
-	random := randomFor(s.seed, fmt.Sprint(c.event.id, c.number))
+// send makes requests until one has a final answer: after a 5xx, or none, a sender comes back.
+func (s *storm) send(ctx context.Context, d *delivery) {
+	random := randomFor(s.seed, fmt.Sprint(d.event.id, d.number))
 	backoff := firstBackoff
-	for attempt := 1; attempt <= maxAttempts; attempt++ {
-		d := &delivery{number: s.journal.next(), copy: c.number, attempt: attempt, changed: c.changed, lost: c.lost && attempt == 1}
-		_ = s.attempt(ctx, c, d) // without an answer the status stays 0
+	for try := 1; try <= maxTries; try++ {
+		r := &request{number: s.journal.next(), delivery: d.number, try: try, changed: d.changed, lost: d.lost && try == 1}
+		_ = s.post(ctx, d, r) // without an answer the status stays 0
 		if ctx.Err() != nil {
 			return
 		}
-		s.journal.add(c.event.key(), d)
-		if d.final() || pause(ctx, max(d.delay, jittered(random, backoff))) != nil {
+		s.journal.add(d.event.key(), r)
+		if r.final() || pause(ctx, max(r.delay, jittered(random, backoff))) != nil {
 			return
 		}
 		backoff = min(2*backoff, longestBackoff)
@@ -125,27 +124,27 @@ func jittered(random *rand.Rand, d time.Duration) time.Duration {
 	return d/2 + time.Duration(random.Int64N(int64(d)))
 }
 
-// attempt makes one request.
-func (s *storm) attempt(ctx context.Context, c *parcel, d *delivery) error {
-	url := s.url + "/webhooks/" + c.event.sender.name
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(c.body))
+// post makes a request.
+func (s *storm) post(ctx context.Context, d *delivery, r *request) error {
+	url := s.url + "/webhooks/" + d.event.sender.name
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(d.body))
 	if err != nil {
 		return err
 	}
-	request.Header = c.event.httpHeader()
-	request.Header.Set(numberHeader, strconv.Itoa(d.number))
+	post.Header = d.event.httpHeader()
+	post.Header.Set(numberHeader, strconv.Itoa(r.number))
 	start := time.Now()
-	d.started = start.Sub(s.began)
-	defer func() { d.took = time.Since(start) }()
-	response, err := s.client.Do(request)
+	r.sent = start.Sub(s.began)
+	defer func() { r.took = time.Since(start) }()
+	response, err := s.client.Do(post)
 	if err != nil {
 		return err
 	}
-	return d.read(response)
+	return r.read(response)
 }
 
 // read takes the answer: everything of it that the application chose.
-func (d *delivery) read(response *http.Response) error {
+func (r *request) read(response *http.Response) error {
 	body, err := io.ReadAll(response.Body)
 	if err = errors.Join(err, response.Body.Close()); err != nil {
 		return err
@@ -157,9 +156,9 @@ func (d *delivery) read(response *http.Response) error {
 		return err
 	}
 	answer.Write(body)
-	d.status, d.answer = response.StatusCode, answer.Bytes()
+	r.status, r.answer = response.StatusCode, answer.Bytes()
 	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil {
-		d.delay = time.Duration(seconds) * time.Second
+		r.delay = time.Duration(seconds) * time.Second
 	}
 	return nil
 }

@@ -1,23 +1,21 @@
 package demo
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/gorm-idempotency/idempotency"
 )
 
-// story is one event, delivery by delivery, and its row.
+// story is one event, request by request, and its row.
 type story struct {
-	event      *event
-	deliveries []*delivery
-	effects    effects
-	row        [][2]string // column and value; none if there is no row
+	event    *event
+	requests []*request
+	effects  effects
+	row      [][2]string // column and value; none if there is no row
 }
 
 // tellStories reads the rows of the events that are told, with SQL of its own.
@@ -69,31 +67,12 @@ func shown(column string, value sql.NullString) string {
 	return value.String
 }
 
-// inTurn are the deliveries in the order in which the library got to them. Most of those that were sent at the same moment
-// had to wait for others.
-func (s *story) inTurn() []*delivery {
-	list := slices.Clone(s.deliveries)
-	slices.SortStableFunc(list, func(a, b *delivery) int { return cmp.Compare(a.started+a.waited, b.started+b.waited) })
-	return list
-}
-
 // perceptible is the shortest wait that is worth a word.
 const perceptible = time.Millisecond
 
-// happened says in a line what the library did with a delivery.
-func (d *delivery) happened() string {
-	text := d.ended()
-	if d.waited >= perceptible {
-		text = fmt.Sprintf("waited %d ms, %s", d.waited.Milliseconds(), text)
-	}
-	if d.lost {
-		text += "; answer lost"
-	}
-	return text
-}
-
-func (d *delivery) ended() string {
-	switch d.outcome {
+// happened says in a line what the library did with a request.
+func (r *request) happened() string {
+	switch r.outcome {
 	case idempotency.Executed:
 		return "claimed, ran the handler, committed"
 	case idempotency.Replayed:
@@ -103,7 +82,7 @@ func (d *delivery) ended() string {
 	case idempotency.Mismatch:
 		return "refused: the body has changed"
 	}
-	if d.status == 0 {
+	if r.status == 0 {
 		return "claimed, handler crashed, rolled back"
 	}
 	return "claimed, handler failed, rolled back"

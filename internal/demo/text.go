@@ -42,7 +42,7 @@ type column struct {
 }
 
 var columns = []column{
-	{"requests", 9, plain, func(c Counts) int { return c.Deliveries }},
+	{"requests", 9, plain, func(c Counts) int { return c.Requests }},
 	{"effects", 8, green, func(c Counts) int { return c.Orders }},
 	{"replays", 8, cyan, func(c Counts) int { return c.Replays }},
 	{"in flight", 10, yellow, func(c Counts) int { return c.InFlight }},
@@ -101,35 +101,44 @@ func (p *printer) answers(identical bool) string {
 	return p.paint(red, fmt.Sprintf("%*s", answersWidth, "DIFFER"))
 }
 
-// legend explains the columns.
+// legend explains the words.
 func (p *printer) legend() {
 	p.printf("\n")
 	for _, line := range [][2]string{
+		{"settled", "of a delivery: it has its final answer, and is not sent again"},
+		{"requests", "of a delivery: another one after each 500, 503 or missing answer"},
 		{"effects", "an order and its payment, counted in the database with plain SQL"},
 		{"replays", "the stored answer was given again, and the handler did not run"},
-		{"in flight", "503 with Retry-After: the first delivery was still being handled"},
+		{"in flight", "503 with Retry-After: another request was still being handled"},
 		{"mismatch", "422: the event's id came back with another body"},
+		{"refused", "in flight and mismatch together"},
 		{"failed", "500 or no answer: the handler failed, its writes were rolled back"},
 		{"answers", "whether all successful answers to an event are equal to the byte"},
+		{"sent, ended", "ms since the start; ended: its transaction was over, or its wait"},
+		{"waited", "ms behind another request of the event, without a connection"},
+		{"completed_at", "set with claimed_at, since others see the row only once committed"},
 	} {
-		p.printf("%s %s\n", p.paint(cyan, pad(line[0], 11)), line[1])
+		p.printf("%s %s\n", p.paint(cyan, pad(line[0], 12)), line[1])
 	}
 }
 
-// storyIndent is the width of what stands before the sentence about a delivery.
-const storyIndent = 25
+// storyIndent is the width of what stands before the sentence about a request.
+const storyIndent = 42
 
 func (p *printer) story(s *story) {
 	name := fmt.Sprintf("%s %s, %s", s.event.sender.name, s.event.id, s.event.kind)
 	p.printf("\n%s\n%s\n", p.paint(bold, shorten(name, lineWidth)), s.event.scenario.title)
-	p.printf("%s\n", p.paint(faint, "  time copy try  answer  what the library did"))
-	for _, d := range s.inTurn() {
-		status := strconv.Itoa(d.status)
-		if d.status == 0 {
+	p.printf("%s\n", p.paint(faint, " sent waited  ended delivery try  answer  what the library did"))
+	for _, r := range s.requests {
+		status, waited := strconv.Itoa(r.status), "-"
+		if r.status == 0 {
 			status = "none"
 		}
-		p.printf("%6.2f %4d %3d  %s  %s\n", d.started.Seconds(), d.copy, d.attempt,
-			p.paint(statusStyle(d.status), pad(status, 6)), shorten(d.happened(), lineWidth-storyIndent))
+		if r.waited >= perceptible {
+			waited = strconv.FormatInt(r.waited.Milliseconds(), 10)
+		}
+		p.printf("%5d %6s %6d %8d %3d  %s  %s\n", r.sent.Milliseconds(), waited, r.ended.Milliseconds(), r.delivery, r.try,
+			p.paint(statusStyle(r.status), pad(status, 6)), shorten(r.happened(), lineWidth-storyIndent))
 	}
 	p.printf("In the database: %s, and this row of %s:\n", s.effects, keysTable)
 	for _, cell := range s.row {
@@ -147,11 +156,22 @@ func statusStyle(status int) style {
 	return red
 }
 
-// comparison says what the library was for.
+// comparison says what the library was for. Without it nothing is refused, so there is neither a 503 nor the retry after it.
 func (p *printer) comparison(r *Report) {
+	if !r.OK {
+		return
+	}
+	changed, again := "", ""
+	if r.Totals.Mismatches > 0 {
+		changed = ", changed bodies included"
+	}
+	if lost := r.Totals.AnswersLost; lost > 0 {
+		again = fmt.Sprintf(", and once more for each of the %d whose answer was lost and which came again", lost)
+	}
 	p.printf("\n")
-	p.paragraph(plain, fmt.Sprintf("Without the library, %d of these requests would have recorded one more order and payment: "+
-		"those that were replayed, in flight or mismatched.", r.Totals.Replays+r.Totals.InFlight+r.Totals.Mismatches))
+	p.paragraph(plain, fmt.Sprintf("Without the library, the same handler in a transaction would have recorded an order and a payment "+
+		"for each of the %s%s%s: %d of each instead of %d.",
+		deliveries(r.Totals.Deliveries), changed, again, r.Totals.Deliveries+r.Totals.AnswersLost, r.Totals.Orders))
 }
 
 func (p *printer) verdict(r *Report) {
