@@ -92,6 +92,11 @@ func (c *call) gaveUp() error {
 // startOver makes an attempt in a transaction of the call's own, and another one if claiming met a serialization failure
 // or a deadlock, which a fresh snapshot can mend. The handler has not run then.
 func (c *call) startOver(pass *gate.Pass[gateKey]) (*Result, standing, error) {
+	conn := connection(c.db)
+	if !scopes.occupy(conn) {
+		return nil, unclaimed, unsupported("a single connection on which another call's transaction has begun")
+	}
+	defer scopes.free(conn)
 	for restarts := 0; ; restarts++ {
 		result, at, err := c.attempt(newOwnTransaction(c), pass)
 		if at != unclaimed || restarts == maxRestarts || !pgsql.Restartable(err) {
@@ -107,8 +112,11 @@ func (c *call) joined() (*Result, error) {
 	if c.options.txOptions != nil {
 		return nil, unsupported("WithTxOptions in a transaction that has begun")
 	}
-	if c.plugin.scopes.at(connection(c.db)).holds(c.plugin, c.key) {
+	if scopes.at(connection(c.db)).holds(c.plugin, c.key) {
 		return nil, reentrant(c.key)
+	}
+	if s := scopeIn(c.ctx); s != nil && s.conn == connection(c.db) && s != scopes.at(s.conn) {
+		return nil, unsupported("a call on the transaction of a handler in which another call is at work: use that one's handle, and one goroutine")
 	}
 	result, at, err := c.attempt(newJoinedTransaction(c), nil)
 	if at == heldByAnother {
@@ -133,8 +141,9 @@ const (
 // a panic and runtime.Goexit included, the transaction has ended when it returns.
 func (c *call) attempt(t transaction, pass *gate.Pass[gateKey]) (result *Result, at standing, err error) {
 	defer func() {
+		// Not before the transaction has ended: until then the handler's goroutines can still write.
+		defer scopes.leave(c.scope)
 		lost := t.undo()
-		c.plugin.scopes.leave(c.scope) // not before: until then the handler's goroutines can still write
 		if lost != nil {
 			// Whatever was found out about the key, this is what became of the call: joined, the caller's transaction is lost.
 			result, at, err = nil, settled, join(lost, err)
@@ -175,7 +184,7 @@ func (c *call) contest(t transaction) (claimed claim, row *storedRow, err error)
 // execute runs the handler in the scope of the claimed key, and keeps what it did. No result exists before that is sure.
 func (c *call) execute(t transaction, claimedAt time.Time) (*Result, error) {
 	c.scope = t.open()
-	c.plugin.scopes.enter(c.scope)
+	scopes.enter(c.scope)
 	if err := c.handler(c.scope); err != nil {
 		return nil, err
 	}

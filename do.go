@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"time"
 
 	"gorm.io/gorm"
@@ -162,7 +161,7 @@ func usable(db *gorm.DB) (*Plugin, error) {
 	if db.DryRun {
 		return nil, unsupported("a handle in dry-run mode")
 	}
-	if conn := connection(db); conn == nil || !reflect.TypeOf(conn).Comparable() {
+	if conn := connection(db); !hashable(conn) {
 		return nil, unsupported(fmt.Sprintf("a connection of type %T", conn))
 	}
 	return p, nil
@@ -179,6 +178,7 @@ func (c *call) run() (result *Result, err error) {
 	result, err = c.deliver()
 	err = withContextError(c.ctx, err)
 	observed = err
+	c.observeForeign()
 	if c.kind == Executed && c.scope.owns {
 		c.scope.runAfterCommit(c.ctx, c.db)
 	}
@@ -193,6 +193,16 @@ func (c *call) deliver() (*Result, error) {
 		return c.joined()
 	}
 	return c.standalone()
+}
+
+// observeForeign tells of the writes that left the transaction which has now ended.
+func (c *call) observeForeign() {
+	if c.scope == nil || c.scope.outer != nil {
+		return
+	}
+	for _, o := range c.scope.takeForeign() {
+		c.plugin.observe(c.ctx, c.db, o)
+	}
 }
 
 func (c *call) observe(err error) {

@@ -145,7 +145,10 @@ func reentrant(k key) error { return fmt.Errorf("%w: %v", ErrReentrant, k) }
 func unsupported(reason string) error { return fmt.Errorf("%w: %s", ErrUnsupported, reason) }
 
 // permanent are the errors that are about the event itself, or its answer, and not about the program or the database.
-var permanent = []error{ErrDigestMismatch, ErrInvalidKey, ErrInvalidResponse, ErrResponseTooLarge}
+var permanent = []error{ErrDigestMismatch, ErrInvalidKey, ErrInvalidResponse, ErrResponseTooLarge, errUndecodable}
+
+// errUndecodable: a stored body does not decode into what the caller wants, and is the same at every delivery.
+var errUndecodable = errors.New("idempotency: the answer's body does not decode")
 
 // Retryable reports whether a later delivery of the same event has a chance. It is false for nil, and for what is wrong with
 // the event or its answer, which the same event meets each time: [ErrDigestMismatch], [ErrInvalidKey],
@@ -158,6 +161,9 @@ var permanent = []error{ErrDigestMismatch, ErrInvalidKey, ErrInvalidResponse, Er
 func Retryable(err error) bool {
 	if err == nil {
 		return false
+	}
+	if errors.Is(err, ErrOutcomeUnknown) {
+		return true // whatever else was wrong
 	}
 	for _, lasting := range permanent {
 		if errors.Is(err, lasting) {

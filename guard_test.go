@@ -525,7 +525,16 @@ func TestHandlerCannotChangeTheKeys(t *testing.T) {
 			"Update": func(tx *gorm.DB) error {
 				return tx.Model(&idempotency.IdempotencyKey{}).Where("source = ?", "s").Update("completed_at", nil).Error
 			},
-			"Exec":  func(tx *gorm.DB) error { return tx.Exec("DELETE FROM " + table).Error },
+			"Exec":      func(tx *gorm.DB) error { return tx.Exec("DELETE FROM " + table).Error },
+			"qualified": func(tx *gorm.DB) error { return tx.Exec("DELETE FROM public.Idempotency_Keys AS k").Error },
+			"quoted":    func(tx *gorm.DB) error { return tx.Exec(`DELETE FROM "idempotency_keys"`).Error },
+			"second":    func(tx *gorm.DB) error { return tx.Exec("SELECT 1; DELETE FROM " + table).Error },
+			"in a CTE": func(tx *gorm.DB) error {
+				return tx.Exec("WITH a AS (INSERT INTO orders (event) VALUES ('a')), b AS (DELETE FROM " + table + ") SELECT 1").Error
+			},
+			"alias": func(tx *gorm.DB) error {
+				return tx.Table(table + " AS k").Where("true").Delete(&idempotency.IdempotencyKey{}).Error
+			},
 			"Table": func(tx *gorm.DB) error { return tx.Table(table).Where("true").Delete(map[string]any{}).Error },
 		} {
 			_, err := idempotency.Do(db, "s", name, nil, func(tx *gorm.DB) error {

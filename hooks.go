@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"runtime"
 	"strings"
 
@@ -47,34 +48,49 @@ func (p *Plugin) guard(operation string) func(*gorm.DB) {
 		if db.DryRun || db.Error != nil {
 			return
 		}
-		text := db.Statement.SQL.String() // empty but for raw SQL: GORM has not built it yet
 		conn := connection(db)
-		if p.scopes.at(conn) != nil {
-			_ = db.AddError(p.forbiddenInside(db, operation, text))
+		inside, around, occupied := scopes.at(conn), scopeIn(db.Statement.Context), scopes.occupied(conn)
+		if inside == nil && around == nil && !occupied {
+			return // no handler is near, and nothing is looked at any closer
 		}
-		s := scopeIn(db.Statement.Context)
-		if s == nil || s.conn == conn || reads(db, operation, text) {
-			return
+		text := db.Statement.SQL.String() // empty but for raw SQL: GORM has not built it yet
+		read := reads(db, operation, text)
+		if inside != nil {
+			_ = db.AddError(inside.forbids(db, text, read))
 		}
-		_ = db.AddError(s.foreign(db, operation, tableOf(db, text)))
+		if occupied && !read {
+			_ = db.AddError(unsupported("a write on the connection of a handler's transaction, beside that: it would end it"))
+		}
+		if around != nil && !read && !(hashable(conn) && around.conn == conn) {
+			_ = db.AddError(around.foreign(db, operation, tableOf(db, text)))
+		}
 	}
 }
 
-// forbiddenInside says why a statement must not run in a handler's own transaction.
-func (p *Plugin) forbiddenInside(db *gorm.DB, operation, text string) error {
+// forbids says why a statement must not run in a handler's own transaction.
+func (s *scope) forbids(db *gorm.DB, text string, read bool) error {
 	if word, ends := pgsql.EndsTransaction(text); ends {
 		return unsupported(word + " inside a handler, whose transaction ends when it returns")
 	}
-	if p.isKeys(tableOf(db, text)) && !reads(db, operation, text) {
+	if !read && s.plugin.writesKeys(db, text) {
 		return unsupported("a write to the table of keys inside a handler, whose own key is in it")
 	}
 	return nil
 }
 
-// isKeys compares a table's name with the configured one, as far as both are qualified.
-func (p *Plugin) isKeys(table string) bool {
-	return table == p.table.Name || table == p.table.String()
+// writesKeys reports whether a write may be one to the table of keys. Raw SQL that names it counts, in whatever part.
+func (p *Plugin) writesKeys(db *gorm.DB, text string) bool {
+	if text != "" {
+		return pgsql.Names(text, p.table.Name)
+	}
+	if s := db.Statement.Schema; s != nil && s.ModelType == keyModel {
+		return true
+	}
+	table := db.Statement.Table
+	return table[strings.LastIndexByte(table, '.')+1:] == p.table.Name
 }
+
+var keyModel = reflect.TypeFor[IdempotencyKey]()
 
 // tableOf is the table that a statement is about: the model's, or the one that raw SQL writes to.
 func tableOf(db *gorm.DB, text string) string {
@@ -101,10 +117,9 @@ func (s *scope) foreign(db *gorm.DB, operation, table string) error {
 	err := &ForeignWriteError{
 		Source: s.key.source, EventID: s.key.eventID, Operation: operation, Table: table, Caller: caller(),
 	}
-	ctx := db.Statement.Context
-	s.plugin.observe(ctx, db, Observation{Kind: ForeignWrite, Source: s.key.source, EventID: s.key.eventID, Err: err})
+	s.observeForeign(Observation{Kind: ForeignWrite, Source: s.key.source, EventID: s.key.eventID, Err: err})
 	if s.plugin.config.ForeignWrites == WarnForeignWrites {
-		db.Logger.Warn(ctx, "%s", err.Error()) // a key may contain a %
+		db.Logger.Warn(db.Statement.Context, "%s", err.Error()) // a key may contain a %
 		return nil
 	}
 	return err
@@ -144,7 +159,8 @@ func isOurs(frame runtime.Frame) bool {
 // do not pass the callbacks, and in a pool of one connection the claim would wait for its own caller.
 func (p *Plugin) refuseOutside(ctx context.Context, db *gorm.DB, k key) error {
 	s := scopeIn(ctx)
-	if s == nil || s.conn == connection(db) {
+	conn := connection(db)
+	if s == nil || hashable(conn) && s.conn == conn {
 		return nil
 	}
 	if s.database == database(db) && s.holds(p, k) { // one plugin may serve several databases

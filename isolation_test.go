@@ -137,7 +137,7 @@ func TestClaimStartsOverThreeTimes(t *testing.T) {
 			w.take()
 			_, err = idempotency.Do(tx, "s", "joined", nil, unwanted(t))
 			requireState(t, err, code)
-			w.requireSteps(t, "SAVEPOINT idempotency", "claim", "ROLLBACK TO SAVEPOINT idempotency", "RELEASE SAVEPOINT idempotency")
+			w.requireSteps(t, "SAVEPOINT idempotency_1", "claim", "ROLLBACK TO SAVEPOINT idempotency_1", "RELEASE SAVEPOINT idempotency_1")
 			requireError(t, tx.Rollback().Error, nil)
 
 			mustExec(t, db, `DROP TRIGGER fail ON idempotency_keys`)

@@ -139,7 +139,7 @@ func TestLostWayBackToTheSavepointIsAnError(t *testing.T) {
 	holder := hold(t, admin, "s", "held", nil)
 	errHandler := errors.New("handler")
 	for _, id := range []string{"duplicate", "held", "failed"} {
-		w.at("ROLLBACK TO SAVEPOINT idempotency", func(conn *pgx.Conn) { kill(t, admin, conn.PgConn().PID()) })
+		w.at("ROLLBACK TO SAVEPOINT idempotency_1", func(conn *pgx.Conn) { kill(t, admin, conn.PgConn().PID()) })
 		err := db.Transaction(func(tx *gorm.DB) error {
 			result, err := idempotency.Do(tx, "s", id, nil, func(*gorm.DB) error { return errHandler })
 			if result != nil || err == nil || errors.Is(err, idempotency.ErrInFlight) {

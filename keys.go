@@ -67,11 +67,11 @@ func Forget(ctx context.Context, db *gorm.DB, source, id string) error {
 	if err := p.refuseOutside(ctx, db, k); err != nil {
 		return err
 	}
-	if p.scopes.at(connection(db)).holds(p, k) {
+	if scopes.at(connection(db)).holds(p, k) {
 		return reentrant(k)
 	}
 	err = together(ctx, db, false, func(e executor) error {
-		deleted, err := e.exec(ctx, "forget key", p.sql.Forget, source, id)
+		deleted, err := e.exec(ctx, "forget key", p.sql.Forget, source, id, k.lock())
 		if err == nil && deleted == 0 {
 			return ErrKeyNotFound
 		}

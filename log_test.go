@@ -65,7 +65,7 @@ func TestStatementsOfEachPath(t *testing.T) {
 	tx := db.Begin()
 	defer tx.Rollback()
 	w.take()
-	const savepoint, release, back = "SAVEPOINT idempotency", "RELEASE SAVEPOINT idempotency", "ROLLBACK TO SAVEPOINT idempotency"
+	const savepoint, release, back = "SAVEPOINT idempotency_1", "RELEASE SAVEPOINT idempotency_1", "ROLLBACK TO SAVEPOINT idempotency_1"
 
 	_, err = do(tx, "joined", placeOrder("joined"))
 	requireError(t, err, nil)

@@ -93,7 +93,6 @@ type Plugin struct {
 	sql     pgsql.Statements
 
 	gate   gate.Gate[gateKey]
-	scopes register
 	locks  lockBudget
 	warned sync.Map // names of digests that nobody knows, once each
 }

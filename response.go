@@ -28,7 +28,7 @@ type Result struct {
 // Result stays as it is.
 func (r *Result) Decode(v any) error {
 	if err := json.Unmarshal(r.Body, v); err != nil {
-		return quiet(fmt.Errorf("idempotency: the answer's body does not decode into a %T", v), err)
+		return quiet(fmt.Errorf("%w into a %T", errUndecodable, v), err)
 	}
 	return nil
 }
@@ -57,8 +57,8 @@ func Respond(tx *gorm.DB, status int, body any) error {
 }
 
 // RespondRaw is [Respond] for an answer that is not JSON, or that has headers of its own: header and body are stored and
-// replayed as they are. A nil body is none. Header names must be HTTP tokens, and values valid UTF-8 without line breaks or
-// NUL; anything else is [ErrInvalidResponse]. A header without values is left out. The other errors are Respond's.
+// replayed as they are. A nil body is none. Header names must be HTTP tokens, and values valid UTF-8 without control
+// characters but tabs; anything else is [ErrInvalidResponse]. A header without values is left out. The other errors are Respond's.
 func RespondRaw(tx *gorm.DB, status int, header map[string][]string, body []byte) error {
 	s, err := scopeAround(tx)
 	if err != nil {
@@ -104,8 +104,8 @@ func keepHeader(header map[string][]string) (map[string][]string, error) {
 			return nil, fmt.Errorf("%w: a header's name is not an HTTP token", ErrInvalidResponse)
 		}
 		for _, value := range values {
-			if !utf8.ValidString(value) || strings.ContainsAny(value, "\x00\r\n") {
-				return nil, fmt.Errorf("%w: a value of header %s is not valid UTF-8, or has a line break or NUL", ErrInvalidResponse, name)
+			if !utf8.ValidString(value) || strings.ContainsFunc(value, isControl) {
+				return nil, fmt.Errorf("%w: a value of header %s is not valid UTF-8, or has a control character", ErrInvalidResponse, name)
 			}
 		}
 		if len(values) > 0 {
@@ -114,6 +114,9 @@ func keepHeader(header map[string][]string) (map[string][]string, error) {
 	}
 	return kept, nil
 }
+
+// isControl reports whether no header's value can hold c: a client could not read that answer.
+func isControl(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }
 
 // isToken reports whether name can name a header: RFC 9110's tchar, one or more.
 func isToken(name string) bool {

@@ -20,11 +20,13 @@ type scope struct {
 	outer    *scope        // the scope on the same transaction that this call was made in
 	owns     bool          // the transaction is this call's own: it commits it
 	open     atomic.Bool
+	undone   atomic.Bool // the library has rolled the whole transaction back
 
 	mu          sync.Mutex
 	answer      answer
 	answered    bool // Respond is refused: it was called, or a value is the answer
 	afterCommit []func(context.Context)
+	left        []Observation // of writes that left the transaction, until it has ended
 }
 
 func (s *scope) respond(a answer) error {
@@ -52,7 +54,7 @@ func (s *scope) outermost() *scope {
 // holds reports whether s, or a scope around it on the same transaction, holds the key.
 func (s *scope) holds(p *Plugin, k key) bool {
 	for ; s != nil; s = s.outer {
-		if s.plugin == p && s.key == k {
+		if s.plugin.table == p.table && s.key == k {
 			return true
 		}
 	}
@@ -70,9 +72,11 @@ func (s *scope) answerWith(a answer) error {
 	return nil
 }
 
+// given is the answer, once and for all: what a goroutine that the handler left behind responds is refused.
 func (s *scope) given() answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.answered = true
 	return s.answer
 }
 
@@ -116,60 +120,57 @@ func (s *scope) runAfterCommit(ctx context.Context, db *gorm.DB) {
 	}
 }
 
-// register keeps the open scopes by their connection, innermost first. A context value could not: every repository
-// replaces the context with WithContext, while the connection survives that, NewDB, PrepareStmt, Debug and nested
-// transactions.
-type register struct {
-	mu        sync.RWMutex
-	innermost map[gorm.ConnPool]*scope
+// depth is how many scopes are open on the transaction, from s outwards.
+func (s *scope) depth() int {
+	depth := 0
+	for ; s != nil; s = s.outer {
+		depth++
+	}
+	return depth
 }
 
-func (r *register) enter(s *scope) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.innermost == nil {
-		r.innermost = make(map[gorm.ConnPool]*scope)
+// markUndone notes in every scope on the transaction that the library has rolled it back.
+func (s *scope) markUndone() {
+	for ; s != nil; s = s.outer {
+		s.undone.Store(true)
 	}
-	s.outer = r.innermost[s.conn]
-	r.innermost[s.conn] = s
-	s.open.Store(true)
 }
 
-func (r *register) leave(s *scope) {
-	if s == nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s.open.Store(false)
-	around := r.innermost[s.conn]
-	for around != nil && !around.open.Load() {
-		around = around.outer
-	}
-	if around == nil {
-		delete(r.innermost, s.conn)
-		return
-	}
-	r.innermost[s.conn] = around
+func (s *scope) isUndone() bool { return s != nil && s.undone.Load() }
+
+// observeForeign keeps an observation until the transaction has ended: Config.Observe may write, and in a pool of one
+// connection would wait for it.
+func (s *scope) observeForeign(o Observation) {
+	outermost := s.outermost()
+	outermost.mu.Lock()
+	defer outermost.mu.Unlock()
+	outermost.left = append(outermost.left, o)
 }
 
-func (r *register) at(conn gorm.ConnPool) *scope {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	return r.innermost[conn]
+// takeForeign takes the observations that waited for the transaction's end.
+func (s *scope) takeForeign() []Observation {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	taken := s.left
+	s.left = nil
+	return taken
 }
 
 // scopeAround finds the scope whose transaction tx is a handle of.
 func scopeAround(tx *gorm.DB) (*scope, error) {
-	p, err := pluginOf(tx)
-	if err != nil {
+	if _, err := pluginOf(tx); err != nil {
 		return nil, err
 	}
-	s := p.scopes.at(connection(tx))
-	if s == nil {
+	conn := connection(tx)
+	innermost := scopes.at(conn)
+	if innermost == nil {
 		return nil, ErrNoScope
 	}
-	return s, nil
+	// The handle's own scope, if it tells: an outer handler's handle may be used inside an inner one.
+	if s := scopeIn(tx.Statement.Context); s != nil && s.conn == conn {
+		return s, nil
+	}
+	return innermost, nil
 }
 
 // connection is what a handle's statements run on, without GORM's statement caches around it.

@@ -113,7 +113,7 @@ func commit(tx gorm.ConnPool) error {
 	case pgsql.CertainlyRolledBack(err):
 		return fmt.Errorf("idempotency: commit: %w", err)
 	case errors.Is(err, sql.ErrTxDone):
-		return fmt.Errorf("%w: the transaction had ended before, by the handler or with its context: %w", ErrOutcomeUnknown, err)
+		return fmt.Errorf("%w: the handler, or other code, had ended the transaction: %w", ErrOutcomeUnknown, err)
 	}
 	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 }
@@ -132,8 +132,15 @@ func (t *ownTransaction) keep(a answer) error {
 	if err := t.ctx.Err(); err != nil {
 		return fmt.Errorf("idempotency: before the commit: %w", err)
 	}
+	if t.call.scope.isUndone() {
+		return errors.New("idempotency: before the commit: the transaction was rolled back, since a joined call in it could not be undone")
+	}
 	t.ended = true
-	return commit(t.conn)
+	err := commit(t.conn)
+	if err != nil {
+		_ = t.conn.(gorm.TxCommitter).Rollback() // a transaction of the application's own may not have ended
+	}
+	return err
 }
 
 func (t *ownTransaction) undo() error {
@@ -153,6 +160,7 @@ func (t *ownTransaction) undo() error {
 // released, so that a loop of calls would pile up subtransactions.
 type joinedTransaction struct {
 	statements
+	depth        int // how many joined calls are open on the transaction, with this one
 	begun, ended bool
 }
 
@@ -160,11 +168,12 @@ func newJoinedTransaction(c *call) *joinedTransaction {
 	t := &joinedTransaction{statements: newStatements(c)}
 	t.conn = connection(c.db)
 	t.unlocked = c.plugin.locks.spent(t.conn)
+	t.depth = scopes.at(t.conn).depth() + 1
 	return t
 }
 
 func (t *joinedTransaction) begin() (claim, error) {
-	if _, err := t.exec(t.ctx, "begin a savepoint", t.sql.Savepoint); err != nil {
+	if _, err := t.exec(t.ctx, "begin a savepoint", pgsql.Savepoint(t.depth)); err != nil {
 		return claim{}, err
 	}
 	t.begun = true
@@ -181,7 +190,7 @@ func (t *joinedTransaction) keep(a answer) error {
 		return fmt.Errorf("idempotency: before the savepoint's release: %w", err)
 	}
 	// This fails if the handler swallowed a database error: the transaction is aborted then.
-	if _, err := t.exec(t.ctx, "release the savepoint", t.sql.ReleaseSavepoint); err != nil {
+	if _, err := t.exec(t.ctx, "release the savepoint", pgsql.ReleaseSavepoint(t.depth)); err != nil {
 		return err
 	}
 	t.ended = true
@@ -200,13 +209,20 @@ func (t *joinedTransaction) undo() error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), undoTimeout)
 	defer cancel()
-	_, err := t.exec(ctx, "roll back to the savepoint", t.sql.RollbackToSavepoint)
+	_, err := t.exec(ctx, "roll back to the savepoint", pgsql.RollbackToSavepoint(t.depth))
 	if err == nil {
-		_, err = t.exec(ctx, "release the savepoint", t.sql.ReleaseSavepoint)
+		_, err = t.exec(ctx, "release the savepoint", pgsql.ReleaseSavepoint(t.depth))
 	}
-	if errors.Is(err, sql.ErrTxDone) {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, sql.ErrTxDone):
 		return t.endedByOthers(err)
 	}
+	// Not even now may the caller commit what the handler wrote, or the claim alone: the connection may be well, and only
+	// have been busy with rows that the handler left open.
+	scopes.at(t.conn).markUndone()
+	_ = t.conn.(gorm.TxCommitter).Rollback()
 	return err
 }
 
@@ -298,10 +314,10 @@ func (s *statements) complete(a answer) error {
 // endedByOthers explains a transaction that was over before its call was. database/sql rolls back when the context ends;
 // otherwise the handler has committed or rolled back, and what it did before may or may not be there.
 func (s *statements) endedByOthers(err error) error {
-	if s.ctx.Err() != nil {
+	if s.ctx.Err() != nil || s.call.scope.isUndone() {
 		return nil //nolint:nilerr // it was rolled back, as it should be
 	}
-	return fmt.Errorf("%w: the handler, not the library, ended the transaction: %w", ErrOutcomeUnknown, err)
+	return fmt.Errorf("%w: the handler, or other code, ended the transaction: %w", ErrOutcomeUnknown, err)
 }
 
 // executor runs a statement and logs it, with its text and never its values.

@@ -21,6 +21,7 @@ const (
 	stateInUse  = "55006" // somebody is connected to a database that is to be copied, renamed or dropped
 	stateSyntax = "42601"
 	stateExists = "42P04"
+	stateUnique = "23505" // what "exists" is when two come at once, seen on version 13
 )
 
 func newName() string {

@@ -14,8 +14,11 @@
 // must be allowed to create databases. The database in the DSN is only connected to.
 //
 // Without the variable it is a PostgreSQL that the first test of a process starts from the programs installed on the
-// machine, in a temporary folder and on a free port of the loopback address. It is gone when the process has ended, in
-// whatever way.
+// machine, in a temporary folder and on a free port of the loopback address. Where there is room its files are in memory,
+// unless TMPDIR says where they go. It is gone when the process has ended, in whatever way.
+//
+// On a machine without programs they are downloaded, once: from Maven Central, or the repository in
+// IDEMPOTENCY_POSTGRES_REPOSITORY ("off" for none), to the user's cache folder, or the one in IDEMPOTENCY_CACHE_DIR.
 //
 // A test without a server fails. It is never skipped: a promise that nobody checked isn't kept.
 //

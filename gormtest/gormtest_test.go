@@ -3,15 +3,19 @@ package gormtest
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"gorm.io/gorm"
 
@@ -211,9 +215,11 @@ func TestBadServers(t *testing.T) {
 	}{
 		"a role without CREATEDB":   {as("weak"), []string{`"weak"`, "CREATEDB"}},
 		"a role without LOGIN":      {as("barred"), []string{`"barred"`, "check its name"}},
+		"a password that is wrong":  {as("postgres"), []string{`"postgres"`, "check its name and password"}},
+		"a server that is too old":  {"postgres://postgres:hush-hush@" + oldServer(t) + "/postgres?sslmode=disable", []string{"11.22", "too old", "12 or newer"}},
 		"a role that doesn't exist": {as("nobody_here"), []string{`"nobody_here"`, "check its name"}},
 		"a database that doesn't exist": {
-			fmt.Sprintf("host=127.0.0.1 port=%s user=postgres password=hush-hush dbname=missing sslmode=disable", good.Port()),
+			fmt.Sprintf("host=127.0.0.1 port=%s user=weak password=hush-hush dbname=missing sslmode=disable", good.Port()),
 			[]string{`"missing"`, "does not exist"},
 		},
 		"no server": {"postgres://postgres:hush-hush@" + closed + "/postgres?sslmode=disable", []string{"no PostgreSQL answers", "refused"}},
@@ -375,6 +381,118 @@ func silentPort(t *testing.T) string {
 	listener := listen(t)
 	t.Cleanup(func() { _ = listener.Close() })
 	return listener.Addr().String()
+}
+
+// oldServer speaks as a server of version 11 does until it is asked something.
+func oldServer(t *testing.T) string {
+	t.Helper()
+	listener := listen(t)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // the test is over
+			}
+			serving.Go(func() { greet(conn, "11.22 (Debian 11.22-0+deb10u2)") })
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		serving.Wait()
+	})
+	return listener.Addr().String()
+}
+
+func greet(conn net.Conn, version string) {
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	backend := pgproto3.NewBackend(conn, conn)
+	if _, err := backend.ReceiveStartupMessage(); err != nil {
+		return
+	}
+	backend.Send(&pgproto3.AuthenticationOk{})
+	backend.Send(&pgproto3.ParameterStatus{Name: "server_version", Value: version})
+	backend.Send(&pgproto3.BackendKeyData{ProcessID: 1})
+	backend.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+	if backend.Flush() == nil {
+		_, _ = backend.Receive() // its end
+	}
+}
+
+func TestConnectionsAreKept(t *testing.T) {
+	t.Parallel()
+	local := startLocal(t)
+	s, err := newServer(local.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	process := func() (pid int) {
+		err := s.do(t.Context(), func(conn *pgx.Conn) error {
+			return conn.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid)
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return pid
+	}
+	first := process()
+	if again := process(); again != first {
+		t.Errorf("another connection was made: process %d, then %d", first, again)
+	}
+	// One that the server has closed meanwhile is passed by.
+	other := connect(t, local.DSN("postgres"))
+	exec(t, other, fmt.Sprintf("SELECT pg_terminate_backend(%d)", first))
+	for queryText(t, other, fmt.Sprintf("SELECT count(*)::text FROM pg_stat_activity WHERE pid = %d", first)) != "0" {
+		time.Sleep(time.Millisecond)
+	}
+	if later := process(); later == first || later == 0 {
+		t.Errorf("process %d, and that is dead", later)
+	}
+	// However many there are at once, few are kept.
+	var together sync.WaitGroup
+	met := make(chan struct{})
+	var arrived atomic.Int32
+	const tasks = maxIdle + 3
+	for range tasks {
+		together.Go(func() {
+			err := s.do(t.Context(), func(*pgx.Conn) error {
+				if arrived.Add(1) == tasks {
+					close(met)
+				}
+				select {
+				case <-met:
+					return nil
+				case <-time.After(20 * time.Second):
+					return errors.New("the others did not get a connection")
+				}
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	together.Wait()
+	if len(s.idle) != maxIdle {
+		t.Errorf("%d connections are kept, want %d", len(s.idle), maxIdle)
+	}
+}
+
+func TestOneLineAboutADownload(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	tell := announce(&out)
+	for _, p := range []pglocal.Progress{
+		{Stage: pglocal.Downloading, Version: "18.3.0", Repository: "https://repo.example"},
+		{Stage: pglocal.Downloading, Version: "18.3.0", Repository: "https://repo.example", Received: 1, Total: 2},
+		{Stage: pglocal.Downloading, Version: "18.3.0", Repository: "https://repo.example", Received: 2, Total: 2},
+		{Stage: pglocal.Unpacking, Version: "18.3.0"},
+	} {
+		tell(p)
+	}
+	if want := "gormtest: downloading PostgreSQL 18.3.0 from https://repo.example\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
 }
 
 func listen(t *testing.T) net.Listener {

@@ -9,6 +9,7 @@ import (
 
 // newLogger logs warnings and errors to a test. There is no threshold for slow statements: on a busy machine all are.
 func newLogger(t testing.TB) logger.Interface {
+	t.Helper()
 	w := &testWriter{t: t}
 	t.Cleanup(w.end)
 	return logger.New(w, logger.Config{LogLevel: logger.Warn, IgnoreRecordNotFoundError: true})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"sync"
@@ -22,15 +23,32 @@ type server struct {
 	base     *baseDSN
 	template string // a migrated database that is copied for each test
 	strategy string // how it is copied
+
+	mu   sync.Mutex
+	idle []*pgx.Conn // to the DSN's own database
 }
+
+// maxIdle is how many connections are kept for the next test. A user's server may have few to give.
+const maxIdle = 2
 
 // theServer returns the process's server, or why there is none: every test fails with the same sentence.
 var theServer = sync.OnceValues(func() (*server, error) {
 	if dsn := os.Getenv(dsnVariable); dsn != "" {
 		return newServer(dsn)
 	}
-	return startServer(pglocal.Options{})
+	return startServer(pglocal.Options{Progress: announce(os.Stderr)})
 })
+
+// announce writes a line when a download begins, and none about how it gets on: the output of tests is no terminal.
+func announce(out io.Writer) func(pglocal.Progress) {
+	var told pglocal.Stage
+	return func(p pglocal.Progress) {
+		if p.Stage != told && p.Stage != pglocal.Unpacking {
+			_, _ = fmt.Fprintf(out, "gormtest: %v\n", p) // nobody to tell that it could not be told
+		}
+		told = p.Stage
+	}
+}
 
 // startServer starts a PostgreSQL that ends with the process.
 func startServer(options pglocal.Options) (*server, error) {
@@ -57,6 +75,9 @@ func newServer(dsn string) (*server, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), setupTimeout)
 	defer cancel()
 	s := &server{base: base}
+	if err := s.checkVersion(ctx); err != nil {
+		return nil, err
+	}
 	if err := s.dropLeftovers(ctx); err != nil {
 		return nil, err
 	}
@@ -69,15 +90,77 @@ func newServer(dsn string) (*server, error) {
 	return s, nil
 }
 
-// do runs fn on a connection to the DSN's own database. It is opened for each time, which takes some milliseconds: a pool
-// would have goroutines, and users look for leaked ones in their tests.
+// oldestMajor is the oldest PostgreSQL that the library is made for.
+const oldestMajor = 12
+
+// checkVersion refuses servers that are too old before anything is made there. They say their version when they are
+// connected to, as poolers do for theirs.
+func (s *server) checkVersion(ctx context.Context) error {
+	return s.do(ctx, func(conn *pgx.Conn) error {
+		version := conn.PgConn().ParameterStatus("server_version")
+		var major int
+		if _, err := fmt.Sscanf(version, "%d", &major); err == nil && major < oldestMajor {
+			return fmt.Errorf("the server of %s is PostgreSQL %s, which is too old: name one of version %d or newer",
+				dsnVariable, version, oldestMajor)
+		}
+		return nil
+	})
+}
+
+// do runs fn on a connection to the DSN's own database, and keeps it for the next time: for each connection the server
+// starts a process, which takes longer than copying a database. It is no pool, which would have goroutines, and users look
+// for leaked ones in their tests.
 func (s *server) do(ctx context.Context, fn func(*pgx.Conn) error) error {
-	conn, err := pgx.ConnectConfig(ctx, s.base.config)
+	conn, err := s.connection(ctx)
 	if err != nil {
 		return s.explain(err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	return s.explain(fn(conn))
+	err = fn(conn)
+	s.keep(ctx, conn)
+	return s.explain(err)
+}
+
+// connection returns an idle connection that still answers, or a new one.
+func (s *server) connection(ctx context.Context) (*pgx.Conn, error) {
+	for {
+		conn := s.popIdle()
+		if conn == nil {
+			return pgx.ConnectConfig(ctx, s.base.config)
+		}
+		if conn.Ping(ctx) == nil {
+			return conn, nil
+		}
+		_ = conn.Close(ctx) // the server has closed it
+	}
+}
+
+func (s *server) popIdle() *pgx.Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.idle) == 0 {
+		return nil
+	}
+	last := len(s.idle) - 1
+	conn := s.idle[last]
+	s.idle = s.idle[:last]
+	return conn
+}
+
+func (s *server) keep(ctx context.Context, conn *pgx.Conn) {
+	if !conn.IsClosed() && s.pushIdle(conn) {
+		return
+	}
+	_ = conn.Close(context.WithoutCancel(ctx)) // what was done on it is done
+}
+
+func (s *server) pushIdle(conn *pgx.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.idle) >= maxIdle {
+		return false
+	}
+	s.idle = append(s.idle, conn)
+	return true
 }
 
 // execute runs one statement without parameters, as CREATE and DROP DATABASE want it.

@@ -37,7 +37,7 @@ func (s *server) prepareTemplate(ctx context.Context) (string, error) {
 		return "", err
 	}
 	err = s.whileInUse(func() error { return s.execute(ctx, "ALTER DATABASE "+draft+" RENAME TO "+name) })
-	if sqlState(err) == stateExists {
+	if state := sqlState(err); state == stateExists || state == stateUnique {
 		err = s.dropDatabase(ctx, draft)
 	}
 	return name, err

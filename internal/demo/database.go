@@ -66,9 +66,9 @@ type database struct {
 func newDatabase() *database { return &database{schema: newSchemaName()} }
 
 // open finds the database and makes the schema, with the library's table and the shop's.
-func (d *database) open(ctx context.Context, dsn string) (err error) {
+func (d *database) open(ctx context.Context, dsn string, report func(pglocal.Progress)) (err error) {
 	if dsn == "" {
-		if d.server, err = pglocal.Start(ctx, pglocal.Options{}); err != nil {
+		if d.server, err = pglocal.Start(ctx, pglocal.Options{Progress: report}); err != nil {
 			return err
 		}
 		dsn = d.server.DSN("postgres")

@@ -83,10 +83,10 @@ func run(ctx context.Context, options Options, cleanup *stack) error {
 	cleanup.push(db.close)
 	label := "database"
 	if options.DSN == "" {
-		out.stepf(label, "starting PostgreSQL with the programs of this machine …")
+		out.stepf(label, "starting PostgreSQL …")
 		label = ""
 	}
-	if err := db.open(ctx, options.DSN); err != nil {
+	if err := db.open(ctx, options.DSN, out.downloads()); err != nil {
 		return db.explain(err)
 	}
 	out.stepf(label, "%s", db.describe())

@@ -48,22 +48,23 @@ func droppedTo(found *user.User) (account, error) {
 }
 
 // makeFolder makes an empty folder that belongs to the account.
-func (a account) makeFolder() (string, error) {
-	parent, err := a.temporary()
+func (a account) makeFolder(parent, prefix string) (string, error) {
+	folder, err := os.MkdirTemp(parent, prefix)
 	if err != nil {
 		return "", err
 	}
-	folder, err := os.MkdirTemp(parent, "pglocal-")
-	if err != nil {
-		return "", err
-	}
-	if a.credential == nil {
-		return folder, nil
-	}
-	if err := os.Chown(folder, int(a.uid), int(a.gid)); err != nil {
+	if err := a.give(folder); err != nil {
 		return "", errors.Join(err, os.Remove(folder))
 	}
 	return folder, nil
+}
+
+// give makes something the account's.
+func (a account) give(path string) error {
+	if a.credential == nil {
+		return nil
+	}
+	return os.Chown(path, int(a.uid), int(a.gid))
 }
 
 // temporary returns a temporary folder that the account can reach: root's TMPDIR often lies in root's home.

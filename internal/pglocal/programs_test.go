@@ -1,6 +1,7 @@
 package pglocal
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -11,7 +12,15 @@ import (
 
 func TestFindPrograms(t *testing.T) {
 	both := []string{"initdb", "postgres"}
-	anybody := func(string) bool { return true }
+	anyVersion := func(context.Context, string) (float64, error) { return 15, nil }
+	refuses := func(refused string) versionOf {
+		return func(_ context.Context, folder string) (float64, error) {
+			if folder == refused {
+				return 0, errors.New("as the test wants")
+			}
+			return 16, nil
+		}
+	}
 	root := t.TempDir()
 	folder := func(name string, programs ...string) string {
 		return makePrograms(t, filepath.Join(root, name), programs...)
@@ -35,9 +44,9 @@ func TestFindPrograms(t *testing.T) {
 	script(t, filepath.Join(broken, "pg_config"), "exit 1")
 
 	tests := map[string]struct {
-		path   []string
-		usable func(string) bool
-		want   string
+		path []string
+		ask  versionOf
+		want string
 	}{
 		"PATH first":                         {path: []string{honest, onPath}, want: onPath},
 		"then pg_config":                     {path: []string{client, honest}, want: configured},
@@ -45,39 +54,62 @@ func TestFindPrograms(t *testing.T) {
 		"the newest usual folder by number":  {path: []string{client}, want: newest},
 		"a lone pg_config is not enough":     {path: []string{libpq}, want: newest},
 		"a broken pg_config doesn't matter":  {path: []string{broken}, want: newest},
-		"a folder out of reach is passed by": {path: []string{closed, onPath}, usable: func(f string) bool { return f != closed }, want: onPath},
+		"one that does not run is passed by": {path: []string{closed, onPath}, ask: refuses(closed), want: onPath},
 		"a relative entry is passed by":      {path: []string{"path", ""}, want: newest},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Chdir(root)
 			t.Setenv("PATH", strings.Join(append(test.path, "/usr/bin/nowhere"), string(os.PathListSeparator)))
-			if test.usable == nil {
-				test.usable = anybody
+			if test.ask == nil {
+				test.ask = anyVersion
 			}
-			got, err := findPrograms(t.Context(), []string{filepath.Join(root, "none*"), usual}, test.usable)
-			if err != nil || got != test.want {
-				t.Errorf("got %q, %v, want %q", got, err, test.want)
+			got, err := findPrograms(t.Context(), []string{filepath.Join(root, "none*"), usual}, test.ask)
+			if err != nil || got.folder != test.want || got.major < 15 {
+				t.Errorf("got %+v, %v, want %q", got, err, test.want)
 			}
 		})
 	}
 }
 
-func TestNoProgramsIsOneSentence(t *testing.T) {
+func TestWhyInstalledProgramsWillNotDo(t *testing.T) {
 	root := t.TempDir()
-	script(t, filepath.Join(root, "pg_config"), "echo "+root)
 	t.Setenv("PATH", root)
-	_, err := findPrograms(t.Context(), []string{filepath.Join(root, "*")}, func(string) bool { return true })
-	if !errors.Is(err, ErrNoPrograms) {
-		t.Fatalf("got %v, want ErrNoPrograms", err)
+	folder := makePrograms(t, filepath.Join(root, "old", "bin"), "initdb", "postgres")
+	patterns := []string{filepath.Join(root, "*", "bin")}
+	ask := func(answer string) versionOf {
+		return func(_ context.Context, folder string) (float64, error) { return checkVersion(folder, answer) }
 	}
-	for _, needed := range []string{"install PostgreSQL", "apt install postgresql", "DSN"} {
-		if !strings.Contains(err.Error(), needed) {
-			t.Errorf("%q does not say %q", err, needed)
+	tests := map[string]struct {
+		patterns []string
+		answer   string
+		want     string
+	}{
+		"none":              {nil, "", "none are installed"},
+		"too old":           {patterns, "postgres (PostgreSQL) 9.6.24\n", folder + " are of version 9.6.24, which is too old"},
+		"another product":   {patterns, "postgres (Something) 16.1\n", "do not say which version"},
+		"an answer of none": {patterns, "", "do not say which version"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := findPrograms(t.Context(), test.patterns, ask(test.answer))
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want it to say %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestCheckVersion(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[string]float64{
+		"postgres (PostgreSQL) 12.22\n":                          12.22,
+		"postgres (PostgreSQL) 15.8 (Debian 15.8-1.pgdg120+1)\n": 15.8,
+		"postgres (PostgreSQL) 18beta1\n":                        18,
+	} {
+		if got, err := checkVersion("folder", answer); err != nil || got != want {
+			t.Errorf("%q: got %v, %v, want %v", answer, got, err, want)
 		}
-	}
-	if strings.ContainsAny(err.Error(), "\n.") {
-		t.Errorf("%q is more than a sentence without its end", err)
 	}
 }
 

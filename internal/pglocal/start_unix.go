@@ -20,7 +20,6 @@ import (
 const (
 	startTimeout = time.Minute
 	portAttempts = 5
-	oldestMajor  = 12
 )
 
 // running keeps started servers reachable. The pipe to the watchdog of a server that nobody refers to any more would be
@@ -28,49 +27,51 @@ const (
 var running sync.Map
 
 // Start starts a server and returns when it accepts connections. It gives up after a minute, or when ctx ends; ctx has no
-// say in how long the server runs.
+// say in how long the server runs. Where the programs must be downloaded first, that has five minutes of its own.
 func Start(ctx context.Context, options Options) (*Server, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	owner, err := chooseAccount()
 	if err != nil {
 		return nil, err
 	}
-	if options.Programs == "" {
-		if options.Programs, err = findPrograms(ctx, usualFolders, owner.canReach); err != nil {
-			return nil, err
-		}
-	}
-	server, err := start(ctx, options, owner)
+	chosen, err := choosePrograms(ctx, options, owner)
 	if err != nil {
-		return nil, fmt.Errorf("start PostgreSQL from %s: %w", options.Programs, err)
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	server, err := start(ctx, chosen, options, owner)
+	if err != nil {
+		return nil, fmt.Errorf("start PostgreSQL from %s: %w", chosen.folder, err)
 	}
 	return server, nil
 }
 
-func start(ctx context.Context, options Options, owner account) (_ *Server, err error) {
-	folder, err := owner.makeFolder()
+func start(ctx context.Context, chosen programs, options Options, owner account) (_ *Server, err error) {
+	folder, data, err := makeFolders(options, owner)
 	if err != nil {
 		return nil, err
 	}
-	guard, err := startWatchdog(folder) // before anything else is in the folder, so that nothing can be left behind
+	guard, err := startWatchdog(folder, data) // before anything is in the folders, so that nothing can be left behind
 	if err != nil {
-		return nil, errors.Join(err, os.Remove(folder))
+		return nil, errors.Join(err, os.Remove(data), os.Remove(folder))
 	}
-	launch := &launch{options: options, owner: owner, folder: folder, guard: guard}
+	launch := &launch{programs: chosen, options: options, owner: owner, folder: folder, data: data, guard: guard, password: newPassword()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, launch.end())
 		}
 	}()
+	if err := launch.placePrograms(); err != nil {
+		return nil, explainFull(folder, err)
+	}
 	if err := launch.initialize(ctx); err != nil {
-		return nil, err
+		return nil, explainFull(data, err)
 	}
 	port, err := launch.serve(ctx)
 	if err != nil {
-		return nil, err
+		return nil, explainFull(data, err)
 	}
-	server := &Server{folder: folder, port: port}
+	server := &Server{folder: folder, data: data, port: port, password: launch.password}
 	server.stop = sync.OnceValue(func() error {
 		running.Delete(server)
 		return launch.end()
@@ -79,40 +80,93 @@ func start(ctx context.Context, options Options, owner account) (_ *Server, err 
 	return server, nil
 }
 
-// launch is a server on its way up.
-type launch struct {
-	options Options
-	owner   account
-	folder  string
-	guard   *watchdog
-	process *os.Process // the postmaster, once it was started
+// makeFolders makes the server's folder and that of its files, which may be in memory. The programs are never there, since
+// such file systems are often ones from which nothing may be run; nor is a server that is to sync its files.
+func makeFolders(options Options, owner account) (folder, data string, err error) {
+	parent, err := owner.temporary()
+	if err != nil {
+		return "", "", err
+	}
+	if folder, err = owner.makeFolder(parent, "pglocal-"); err != nil {
+		return "", "", explainFull(parent, err)
+	}
+	filesParent := folder
+	if memory := memoryFolder(); memory != "" && options.Settings["fsync"] != "on" && owner.canReach(memory) {
+		filesParent = memory
+	}
+	if data, err = owner.makeFolder(filesParent, "pglocal-data-"); err != nil {
+		return "", "", errors.Join(err, os.Remove(folder))
+	}
+	return folder, data, nil
 }
 
-func (l *launch) data() string { return filepath.Join(l.folder, "data") }
+// explainFull says what to do about a full disk.
+func explainFull(folder string, err error) error {
+	text := err.Error()
+	switch {
+	case strings.Contains(text, "could not create shared memory segment"):
+		return err // which the system says to have no space for, too
+	case isFull(text):
+		return fmt.Errorf("the disk of %s is full: free 200 MB there, or set TMPDIR to a folder on another one", folder)
+	default:
+		return err
+	}
+}
+
+// launch is a server on its way up.
+type launch struct {
+	programs programs
+	options  Options
+	owner    account
+	folder   string
+	data     string
+	guard    *watchdog
+	password string
+	process  *os.Process // the postmaster, once it was started
+}
+
+// placePrograms brings downloaded programs to where the account can reach them.
+func (l *launch) placePrograms() error {
+	if l.programs.tree == "" || l.owner.canReach(l.programs.tree) {
+		return nil
+	}
+	place := filepath.Join(l.folder, programsFolder)
+	if err := placeTree(l.programs.tree, place); err != nil {
+		return err
+	}
+	l.programs.folder = filepath.Join(place, "bin")
+	return nil
+}
 
 // initialize creates the server's files.
 func (l *launch) initialize(ctx context.Context) error {
-	command := exec.CommandContext(ctx, filepath.Join(l.options.Programs, "initdb"),
-		"--pgdata="+l.data(), "--username="+superuser, "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+	passwordFile, err := l.writePassword()
+	if err != nil {
+		return err
+	}
+	command := exec.CommandContext(ctx, filepath.Join(l.programs.folder, "initdb"),
+		"--pgdata="+l.data, "--username="+superuser, "--auth=scram-sha-256", "--pwfile="+passwordFile,
+		"--encoding=UTF8", "--locale=C", "--no-sync", "--wal-segsize=1")
 	if err := l.start(command); err != nil {
 		return err
 	}
 	if err := command.Wait(); err != nil {
 		return l.failure(command, errors.Join(err, ctx.Err()))
 	}
-	return l.checkVersion()
+	return os.Remove(passwordFile)
 }
 
-func (l *launch) checkVersion() error {
-	content, err := os.ReadFile(filepath.Join(l.data(), "PG_VERSION"))
+// writePassword writes a file that the account alone can read.
+func (l *launch) writePassword() (string, error) {
+	verifier, err := passwordVerifier(l.password, l.programs.major)
 	if err != nil {
-		return err
+		return "", err
 	}
-	found := strings.TrimSpace(string(content))
-	if version(found) < oldestMajor {
-		return fmt.Errorf("it is version %s, and %d or newer is needed", found, oldestMajor)
+	path := filepath.Join(l.folder, "password")
+	if err := os.WriteFile(path, []byte(verifier+"\n"), 0o600); err != nil {
+		return "", err
 	}
-	return nil
+	return path, l.owner.give(path)
 }
 
 // serve starts the postmaster and returns its port. Between our choice of a free port and the postmaster's use of it
@@ -162,11 +216,11 @@ func (l *launch) postmaster(port int) *exec.Cmd {
 	for name, value := range l.options.Settings {
 		settings[name] = value
 	}
-	arguments := []string{"-D", l.data(), "-p", strconv.Itoa(port)}
+	arguments := []string{"-D", l.data, "-p", strconv.Itoa(port)}
 	for name, value := range settings {
 		arguments = append(arguments, "-c", name+"="+value)
 	}
-	return exec.Command(filepath.Join(l.options.Programs, "postgres"), arguments...)
+	return exec.Command(filepath.Join(l.programs.folder, "postgres"), arguments...)
 }
 
 // await returns when the postmaster accepts connections. It reads the file in which the postmaster says so, as pg_ctl
@@ -191,7 +245,7 @@ func (l *launch) await(ctx context.Context) error {
 
 // isReady reads postmaster.pid: the process id is its first line, the state its eighth.
 func (l *launch) isReady() bool {
-	content, err := os.ReadFile(filepath.Join(l.data(), "postmaster.pid"))
+	content, err := os.ReadFile(filepath.Join(l.data, "postmaster.pid"))
 	if err != nil {
 		return false
 	}
@@ -212,8 +266,10 @@ func (l *launch) end() error {
 	if l.process != nil {
 		_, _ = l.process.Wait() // reaps it, where that hasn't been done
 	}
-	if _, err := os.Stat(l.folder); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("stop PostgreSQL: folder %s could not be removed", l.folder)
+	for _, folder := range []string{l.data, l.folder} {
+		if _, err := os.Stat(folder); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("stop PostgreSQL: folder %s could not be removed", folder)
+		}
 	}
 	return nil
 }

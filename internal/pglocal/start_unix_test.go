@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,6 +31,9 @@ func TestMain(m *testing.M) {
 	if death := os.Getenv(childDeath); death != "" {
 		child(death)
 	}
+	if repository := os.Getenv(cacheChild); repository != "" {
+		downloadAsChild(repository)
+	}
 	os.Exit(m.Run())
 }
 
@@ -39,7 +44,7 @@ func child(death string) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	fmt.Println(server.port, server.folder)
+	fmt.Println(server.port, server.folder, server.data)
 	switch death {
 	case "exit":
 		os.Exit(0)
@@ -84,7 +89,7 @@ func TestServerEndsWithItsProcess(t *testing.T) {
 				}
 			}
 			_ = child.command.Wait() // an error in most cases
-			requireGone(t, child.port, child.folder)
+			requireGone(t, child.port, child.folders)
 		})
 	}
 }
@@ -100,7 +105,7 @@ func TestServerOutlivesItsReferences(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = child.command.Wait()
-	requireGone(t, child.port, child.folder)
+	requireGone(t, child.port, child.folders)
 }
 
 // runningChild is a child with its server.
@@ -108,7 +113,7 @@ type runningChild struct {
 	command *exec.Cmd
 	output  *bufio.Scanner
 	port    int
-	folder  string
+	folders []string
 }
 
 func startChild(t *testing.T, death string) *runningChild {
@@ -125,11 +130,11 @@ func startChild(t *testing.T, death string) *runningChild {
 	}
 	t.Cleanup(func() { _ = command.Process.Kill() })
 	child := &runningChild{command: command, output: bufio.NewScanner(output)}
-	port, folder, found := strings.Cut(child.line(t), " ")
-	if child.port, err = strconv.Atoi(port); err != nil || !found {
-		t.Fatalf("the child said %q %q", port, folder)
+	said := strings.Split(child.line(t), " ")
+	if child.port, err = strconv.Atoi(said[0]); err != nil || len(said) != 3 {
+		t.Fatalf("the child said %q", said)
 	}
-	child.folder = folder
+	child.folders = said[1:]
 	return child
 }
 
@@ -177,18 +182,94 @@ func TestStop(t *testing.T) {
 		t.Errorf("the server took %v to end: it was killed", elapsed)
 	}
 	// Stop returns when everything is gone, so there is nothing to wait for.
-	if _, err := os.Stat(server.folder); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("folder %s is still there", server.folder)
+	for _, folder := range []string{server.folder, server.data} {
+		if _, err := os.Stat(folder); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("folder %s is still there", folder)
+		}
 	}
 	if isListening(server.port) {
 		t.Errorf("port %d still answers", server.port)
 	}
 }
 
+// Without a password any local user could be superuser, and run programs as the server's account.
+func TestNobodyElseMayConnect(t *testing.T) {
+	t.Parallel()
+	server, other := startServer(t, Options{}), startServer(t, Options{})
+	if server.password == other.password || len(server.password) < 20 {
+		t.Errorf("the passwords are %q and %q", server.password, other.password)
+	}
+	right, err := url.Parse(server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, user := range map[string]*url.Userinfo{
+		"no password":    url.User(superuser),
+		"a wrong one":    url.UserPassword(superuser, other.password),
+		"another's name": url.UserPassword("somebody", server.password),
+	} {
+		wrong := *right
+		wrong.User = user
+		db, err := sql.Open("pgx", wrong.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := db.PingContext(t.Context()); err == nil || !strings.Contains(err.Error(), "28P01") {
+			t.Errorf("%s: got %v, want a refusal", name, err)
+		}
+		_ = db.Close()
+	}
+	db, err := sql.Open("pgx", server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	var rules string
+	var quick bool // but for versions that cannot read a longer password file
+	err = db.QueryRowContext(t.Context(), `
+		SELECT (SELECT string_agg(DISTINCT auth_method, ' ') FROM pg_hba_file_rules), current_setting('server_version_num')::int < 140000
+			OR (SELECT rolpassword LIKE 'SCRAM-SHA-256$1:%' FROM pg_authid WHERE rolname = current_user)`).Scan(&rules, &quick)
+	if err != nil || rules != "scram-sha-256" || !quick {
+		t.Errorf("rules %q, one iteration is %t, %v", rules, quick, err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(server.folder, "password*")); len(left) > 0 {
+		t.Errorf("the password is left in %q", left)
+	}
+}
+
+// Programs of before version 14 cannot read a longer password file.
+func TestPasswordFileOfOldPrograms(t *testing.T) {
+	t.Parallel()
+	for major, want := range map[float64]bool{12.22: true, 13: true, 14: false, 18.3: false} {
+		got, err := passwordVerifier("secret", major)
+		if err != nil || (got == "secret") != want || want && len(got) > 98 {
+			t.Errorf("%v: got %q, %v", major, got, err)
+		}
+	}
+}
+
+func TestFilesInMemory(t *testing.T) {
+	memory := memoryFolder()
+	if memory == "" {
+		t.Skip("this machine has no room in memory, or sets TMPDIR")
+	}
+	if server := startServer(t, Options{}); !strings.HasPrefix(server.data, memory) {
+		t.Errorf("the files are in %s", server.data)
+	}
+	synced := startServer(t, Options{Settings: map[string]string{"fsync": "on"}})
+	if !strings.HasPrefix(synced.data, synced.folder) {
+		t.Errorf("the files of a server that syncs are in %s", synced.data)
+	}
+	t.Setenv("TMPDIR", makePublicFolder(t))
+	if memory := memoryFolder(); memory != "" {
+		t.Errorf("TMPDIR is set, and the files go to %s", memory)
+	}
+}
+
 func TestProgramsRunAsAnotherUserForRoot(t *testing.T) {
 	t.Parallel()
 	server := startServer(t, Options{})
-	info, err := os.Stat(filepath.Join(server.folder, "data"))
+	info, err := os.Stat(filepath.Join(server.data, "base"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,33 +335,45 @@ func TestPortThatIsTaken(t *testing.T) {
 
 func TestStartFailures(t *testing.T) {
 	t.Parallel()
-	real, err := findPrograms(t.Context(), usualFolders, hasPrograms)
-	if err != nil {
-		t.Fatal(err)
-	}
-	programs := func(t *testing.T, initdb string) string {
+	real := installed(t).folder
+	programs := func(t *testing.T, initdb, postgres string) string {
 		folder := makePublicFolder(t)
 		script(t, filepath.Join(folder, "initdb"), initdb)
-		script(t, filepath.Join(folder, "postgres"), `exec "`+filepath.Join(real, "postgres")+`" "$@"`)
+		script(t, filepath.Join(folder, "postgres"), postgres)
 		return folder
 	}
+	genuine := `exec "` + filepath.Join(real, "postgres") + `" "$@"`
 	tests := map[string]struct {
 		options func(t *testing.T) Options
 		want    string
 	}{
-		"a program that is not there": {
+		"programs that are not there": {
 			options: func(t *testing.T) Options { return Options{Programs: makePublicFolder(t)} },
-			want:    "initdb: no such file",
+			want:    "does not have both postgres and initdb",
+		},
+		"programs of another machine": {
+			options: func(t *testing.T) Options {
+				return Options{Programs: programs(t, "exit 0", "echo cannot execute binary file >&2; exit 126")}
+			},
+			want: "do not run (exit status 126: cannot execute binary file)",
 		},
 		"initdb that fails": {
-			options: func(t *testing.T) Options { return Options{Programs: programs(t, "echo the disk is full >&2; exit 1")} },
-			want:    "the disk is full",
+			options: func(t *testing.T) Options {
+				return Options{Programs: programs(t, "echo something is amiss >&2; exit 1", genuine)}
+			},
+			want: "something is amiss",
+		},
+		"a disk that is full": {
+			options: func(t *testing.T) Options {
+				return Options{Programs: programs(t, "echo 'could not write file: No space left on device' >&2; exit 1", genuine)}
+			},
+			want: "is full: free 200 MB there, or set TMPDIR",
 		},
 		"a version that is too old": {
 			options: func(t *testing.T) Options {
-				return Options{Programs: programs(t, "mkdir data && echo 9.6 >data/PG_VERSION")}
+				return Options{Programs: programs(t, "exit 0", "echo 'postgres (PostgreSQL) 9.6.24'")}
 			},
-			want: "version 9.6, and 12 or newer",
+			want: "version 9.6.24, which is too old",
 		},
 		"a setting that the server refuses": {
 			options: func(*testing.T) Options { return Options{Settings: map[string]string{"max_connections": "lots"}} },
@@ -305,17 +398,43 @@ func TestStartFailures(t *testing.T) {
 func TestStartGivesUpWithItsContext(t *testing.T) {
 	folder := makePublicFolder(t)
 	t.Setenv("TMPDIR", folder)
-	script(t, filepath.Join(folder, "initdb"), "sleep 600") // the shell's child must go too
-	script(t, filepath.Join(folder, "postgres"), "exit 0")
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	running := filepath.Join(folder, "running")
+	script(t, filepath.Join(folder, "initdb"), "touch '"+running+"'; sleep 600") // the shell's child must go too
+	script(t, filepath.Join(folder, "postgres"), "echo 'postgres (PostgreSQL) 16.1'")
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := Start(ctx, Options{Programs: folder}); !errors.Is(err, context.DeadlineExceeded) {
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := os.Stat(running); err == nil {
+				cancel()
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	}()
+	if _, err := Start(ctx, Options{Programs: folder}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the context's error", err)
+	}
+	if _, err := os.Stat(running); err != nil {
+		t.Error("it was not initdb that was given up")
 	}
 	left, err := filepath.Glob(filepath.Join(folder, "pglocal-*"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %q, %v", left, err)
 	}
+}
+
+// installed are the machine's own programs.
+func installed(t *testing.T) programs {
+	t.Helper()
+	owner, err := chooseAccount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := findPrograms(t.Context(), usualFolders, owner.askVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
 }
 
 func makePublicFolder(t *testing.T) string {
@@ -348,17 +467,20 @@ func startServer(t *testing.T, options Options) *Server {
 }
 
 // requireGone waits, with a deadline, for the watchdog of a dead process.
-func requireGone(t *testing.T, port int, folder string) {
+func requireGone(t *testing.T, port int, folders []string) {
 	t.Helper()
+	isThere := func(folder string) bool {
+		_, err := os.Stat(folder)
+		return !errors.Is(err, os.ErrNotExist)
+	}
 	deadline := time.Now().Add(20 * time.Second)
 	for {
-		_, err := os.Stat(folder)
 		listening := isListening(port)
-		if errors.Is(err, os.ErrNotExist) && !listening {
+		if !slices.ContainsFunc(folders, isThere) && !listening {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("still there: folder %s (%v), listening %t", folder, err, listening)
+			t.Fatalf("still there: one of %q, listening %t", folders, listening)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

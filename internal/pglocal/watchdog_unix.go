@@ -4,28 +4,29 @@ package pglocal
 
 import (
 	"io"
+	"os"
 	"os/exec"
 	"syscall"
 )
 
 // watchdogScript waits for the end of its standard input, a pipe whose other end only our process holds, then ends
-// everything in its process group and removes the folder.
+// everything in its process group and removes the folders.
 //
 // It signals the group, never a process id: the server may have died before, and its id may be another process's now,
 // while the group is ours for as long as the watchdog leads it. The server takes SIGQUIT as "stop at once" and gives its
-// shared memory back, which SIGKILL would not, so SIGKILL is for what is left after the folder is gone. The removal is
+// shared memory back, which SIGKILL would not, so SIGKILL is for what is left after the folders are gone. The removal is
 // repeated because an initdb that is about to end may still be writing.
 const watchdogScript = `
 trap '' HUP INT QUIT TERM
 while read -r _; do :; done
 kill -QUIT 0
 tries=0
-while [ -e "$1/data/postmaster.pid" ] && [ $tries -lt 500 ]; do sleep 0.02; tries=$((tries + 1)); done
-until rm -rf "$1" || [ $tries -ge 1000 ]; do sleep 0.02; tries=$((tries + 1)); done
+while [ -e "$2/postmaster.pid" ] && [ $tries -lt 500 ]; do sleep 0.02; tries=$((tries + 1)); done
+until rm -rf "$2" "$1" || [ $tries -ge 1000 ]; do sleep 0.02; tries=$((tries + 1)); done
 kill -KILL 0
 `
 
-// watchdog ends the server and removes its folder when release is called or the process that started it is gone.
+// watchdog ends the server and removes its folders when release is called or the process that started it is gone.
 //
 // It is a shell, not this program again: a test binary started anew would run its TestMain, which isn't ours.
 type watchdog struct {
@@ -35,9 +36,11 @@ type watchdog struct {
 
 // startWatchdog starts a watchdog in a process group of its own, so that an interrupt from the terminal passes it by.
 // Like every child here it inherits neither standard output nor standard error: "go test" waits until they are closed.
-func startWatchdog(folder string) (*watchdog, error) {
-	command := exec.Command("/bin/sh", "-c", watchdogScript, "pglocal-watchdog", folder)
+func startWatchdog(folder, data string) (*watchdog, error) {
+	command := exec.Command("/bin/sh", "-c", watchdogScript, "pglocal-watchdog", folder, data)
 	command.Dir = "/"
+	// Whoever has set an odd PATH has rm nevertheless, and everything would be left behind without it.
+	command.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/bin:/bin")
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	pipe, err := command.StdinPipe()
 	if err != nil {

@@ -1,16 +1,15 @@
 package pgsql
 
+import "strconv"
+
 // Statements are the library's statements on one table, rendered once.
 type Statements struct {
-	Claim               string
-	ClaimUnlocked       string
-	Lookup              string
-	Complete            string
-	Key                 string
-	Forget              string
-	Savepoint           string
-	ReleaseSavepoint    string
-	RollbackToSavepoint string
+	Claim         string
+	ClaimUnlocked string
+	Lookup        string
+	Complete      string
+	Key           string
+	Forget        string
 }
 
 // Render writes the statements for one table. Their text does not depend on the key, so that a connection prepares
@@ -50,11 +49,23 @@ WHERE source = $1::text AND event_id = $2::text AND response_status IS NULL`,
 		Key: `SELECT payload_digest, response_status, response_header::text, response_body::text, response_raw, claimed_at, completed_at
 FROM ` + name + ` WHERE source = $1::text AND event_id = $2::text`,
 
-		Forget: `DELETE FROM ` + name + ` WHERE source = $1::text AND event_id = $2::text`,
-
-		// One name at every depth: PostgreSQL nests equal names, and the innermost is the one that is meant.
-		Savepoint:           `SAVEPOINT idempotency`,
-		ReleaseSavepoint:    `RELEASE SAVEPOINT idempotency`,
-		RollbackToSavepoint: `ROLLBACK TO SAVEPOINT idempotency`,
+		// It takes the claim's lock if that is free, for a transaction that goes on: a delivery that comes meanwhile is
+		// told at once, as beside a claim, instead of blocking on the deleted row.
+		Forget: `DELETE FROM ` + name + ` WHERE source = $1::text AND event_id = $2::text
+AND pg_try_advisory_xact_lock($3::bigint # '` + name + `'::regclass::oid::bigint) IS NOT NULL`,
 	}
 }
+
+// Savepoint, ReleaseSavepoint and RollbackToSavepoint are the joined calls' statements. Calls inside one another have a name
+// each: by a common one, calls that overlap by mistake would undo each other.
+
+// Savepoint begins the savepoint of a joined call that is the depth-th on its transaction.
+func Savepoint(depth int) string { return "SAVEPOINT " + savepoint(depth) }
+
+// ReleaseSavepoint ends it, and keeps what was done since.
+func ReleaseSavepoint(depth int) string { return "RELEASE SAVEPOINT " + savepoint(depth) }
+
+// RollbackToSavepoint undoes what was done since.
+func RollbackToSavepoint(depth int) string { return "ROLLBACK TO SAVEPOINT " + savepoint(depth) }
+
+func savepoint(depth int) string { return "idempotency_" + strconv.Itoa(depth) }

@@ -76,6 +76,20 @@ func WrittenTable(query string) string {
 	return ""
 }
 
+// Names reports whether a table's name stands anywhere in query: as a word, whose case does not matter to the server, or in
+// quotes.
+func Names(query, table string) bool {
+	l := lexer{text: query}
+	for first := range l.statements() {
+		for t := first; !t.ends(); t = l.next() {
+			if t.kind == word && strings.EqualFold(t.text, table) || t.kind == quoted && t.unquoted() == table {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // reads reports whether the statement that first begins only reads.
 func (l *lexer) reads(first token) bool {
 	var writing []string
