@@ -61,7 +61,7 @@ func (p *Plugin) guard(operation string) func(*gorm.DB) {
 		if occupied && !read {
 			_ = db.AddError(unsupported("a write on the connection of a handler's transaction, beside that: it would end it"))
 		}
-		if around != nil && !read && !(hashable(conn) && around.conn == conn) {
+		if around != nil && !read && (!hashable(conn) || around.conn != conn) {
 			_ = db.AddError(around.foreign(db, operation, tableOf(db, text)))
 		}
 	}
