@@ -13,12 +13,13 @@ import (
 // run programs as the server's account.
 func newPassword() string { return rand.Text() }
 
-// passwordVerifier is what the server keeps instead of a password. Made here, it takes one iteration of its hash instead of
-// the server's 4096, which each connection would pay for: they make guessing slow, and nobody guesses 128 random bits.
+// passwordVerifier is what the server keeps instead of a password. Made here, it takes fewer iterations of its hash than
+// the server's 4096, which each connection would pay for: they make guessing slow, and nobody guesses 128 random bits. lib/pq
+// refuses a number of less than four digits.
 //
 // The program of before version 14 reads at most 99 bytes from its password file, and a verifier is longer.
 func passwordVerifier(password string, major float64) (string, error) {
-	const iterations = 1
+	const iterations = 1000
 	if major < 14 {
 		return password, nil
 	}
