@@ -32,6 +32,6 @@
 // # Setting up
 //
 // Create the table with the goose migrations in the package migrations, register the plugin with db.Use, and wrap each
-// handler's writes in [Do], [DoValue] or [DB.Idempotent]. [CheckSchema] tells a readiness probe whether the table is
-// right. The package gormtest gives tests a real PostgreSQL.
+// handler's writes in [Do], [DoValue] or [DB.Idempotent]. Run a [Sweeper], which deletes keys once their retention is over.
+// [CheckSchema] tells a readiness probe whether the table is right. The package gormtest gives tests a real PostgreSQL.
 package idempotency

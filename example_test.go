@@ -452,3 +452,19 @@ func ExampleConfig_observe() {
 	fmt.Println(counts)
 	// Output: map[executed:1 replayed:2]
 }
+
+// A sweeper deletes the keys whose retention is over. Run one beside the application with Sweeper.Run, or call Sweep from a
+// job.
+func ExampleSweeper_Sweep() {
+	db, done := openDB()
+	defer done()
+
+	sweeper, err := idempotency.NewSweeper(db, idempotency.SweeperConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	report, err := sweeper.Sweep(context.Background())
+	fmt.Println(report.Deleted, "deleted, caught up:", report.CaughtUp, err)
+	// Output: 0 deleted, caught up: true <nil>
+}
