@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -88,7 +87,7 @@ func startBouncer(t testing.TB, dsn, mode string, servers int, settings ...strin
 	// The shell ends PgBouncer when this process closes the pipe, in whatever way it does.
 	command := exec.Command("/bin/sh", "-c", `"$0" "$1" & read _; kill -9 $!; wait`, bouncerProgram(), config)
 	if os.Getuid() == 0 { // PgBouncer refuses to be run by root
-		command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		runAsNobody(command)
 	}
 	var output strings.Builder
 	command.Stdout, command.Stderr = &output, &output
