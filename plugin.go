@@ -57,8 +57,9 @@ type Config struct {
 	// configuration exceeds, since the database would refuse what is not much larger.
 	MaxResponseBytes int
 
-	// Observe is told what became of each delivery, after its transaction has ended. It runs in the goroutine of the
-	// call, so it should be quick; a panic in it is logged and changes nothing. nil by default.
+	// Observe is told what became of each delivery, after its transaction has ended; of a joined one, while the caller's
+	// goes on. It runs in the goroutine of the call, so it should be quick, and must not call Do; a panic in it is logged
+	// and changes nothing. nil by default.
 	Observe func(context.Context, Observation)
 }
 
