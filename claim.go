@@ -185,7 +185,7 @@ func (c *call) contest(t transaction) (claimed claim, row *storedRow, err error)
 func (c *call) execute(t transaction, claimedAt time.Time) (*Result, error) {
 	c.scope = t.open()
 	scopes.enter(c.scope)
-	if err := c.handler(c.scope); err != nil {
+	if err := c.handler(c.scope.tx); err != nil {
 		return nil, err
 	}
 	a := c.scope.given()

@@ -45,7 +45,7 @@ func Do(db *gorm.DB, source, id string, body []byte, fc func(tx *gorm.DB) error,
 	if fc == nil {
 		return nil, unsupported("a nil handler")
 	}
-	c.handler = func(s *scope) error { return fc(s.tx) }
+	c.handler = fc
 	return c.run()
 }
 
@@ -70,8 +70,8 @@ func DoValue[T any](db *gorm.DB, source, id string, body []byte, fc func(tx *gor
 		return zero, nil, fmt.Errorf("%w: a value of type []byte: use Do with RespondRaw", ErrInvalidResponse)
 	}
 	c.answersItself = true
-	c.handler = func(s *scope) error {
-		returned, err := fc(s.tx)
+	c.handler = func(tx *gorm.DB) error {
+		returned, err := fc(tx)
 		if err != nil {
 			return err
 		}
@@ -82,7 +82,7 @@ func DoValue[T any](db *gorm.DB, source, id string, body []byte, fc func(tx *gor
 		if err := decodeValue(&Result{Body: text}, &value); err != nil {
 			return quiet(fmt.Errorf("%w: the JSON of a %T does not decode into one", ErrInvalidResponse, returned), err)
 		}
-		return s.answerWith(answer{status: 200, body: text})
+		return c.scope.answerWith(answer{status: 200, body: text})
 	}
 	result, err := c.run()
 	if err != nil {
@@ -114,7 +114,7 @@ type call struct {
 	scheme  string // of the digest
 	digest  []byte // of the body, as the row holds it
 	options options
-	handler func(*scope) error
+	handler func(tx *gorm.DB) error
 
 	answersItself bool // the handler's value is the answer, so Respond is refused
 

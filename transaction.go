@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 	"gorm.io/gorm/logger"
 
 	"github.com/gorm-idempotency/idempotency/internal/pgsql"
@@ -119,9 +120,8 @@ func commit(tx gorm.ConnPool) error {
 }
 
 func (t *ownTransaction) open() *scope {
-	s := t.newScope()
+	s := t.newScope(t.pool)
 	s.owns = true
-	s.tx.Statement.ConnPool = t.pool
 	return s
 }
 
@@ -180,7 +180,7 @@ func (t *joinedTransaction) begin() (claim, error) {
 	return t.claim()
 }
 
-func (t *joinedTransaction) open() *scope { return t.newScope() }
+func (t *joinedTransaction) open() *scope { return t.newScope(t.call.db.Statement.ConnPool) }
 
 func (t *joinedTransaction) keep(a answer) error {
 	if err := t.complete(a); err != nil {
@@ -248,11 +248,16 @@ func newStatements(c *call) statements {
 func (s *statements) keyArgs() []any { return s.args[:2:2] }
 
 // newScope starts the handler's handle from a clean session: conditions and clauses that the caller's handle carries
-// would leak into every statement of the handler.
-func (s *statements) newScope() *scope {
-	held := &scope{plugin: s.call.plugin, key: s.call.key, database: database(s.call.db), conn: s.conn}
+// would leak into every statement of the handler. What GORM hands on from such a session's Statement is what is set here.
+func (s *statements) newScope(pool gorm.ConnPool) *scope {
+	db := s.call.db
+	held := &scope{plugin: s.call.plugin, key: s.call.key, database: database(db), conn: s.conn}
 	held.answered = s.call.answersItself
-	held.tx = s.call.db.Session(&gorm.Session{NewDB: true, Context: withScope(s.ctx, held)})
+	held.tx = db.Session(&gorm.Session{NewDB: true})
+	held.tx.Statement = &gorm.Statement{
+		DB: held.tx, ConnPool: pool, Context: withScope(s.ctx, held), Clauses: map[string]clause.Clause{},
+		SkipHooks: db.Statement.SkipHooks, Unscoped: db.Statement.Unscoped,
+	}
 	return held
 }
 
