@@ -9,15 +9,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"time"
+
+	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
 )
 
 const (
 	cacheVariable      = "IDEMPOTENCY_CACHE_DIR"
 	repositoryVariable = "IDEMPOTENCY_POSTGRES_REPOSITORY"
 
-	mavenCentral = "https://repo1.maven.org/maven2"
 	noRepository = "off"
 
 	// downloadedVersion exists in the repository for all systems: embedded-postgres's own tests fetch it on each.
@@ -37,11 +39,16 @@ type cache struct {
 	report     func(Progress)
 }
 
+// defaultRepository is embedded-postgres's own, which it does not export.
+func defaultRepository() string {
+	return reflect.ValueOf(embeddedpostgres.DefaultConfig()).FieldByName("binaryRepositoryURL").String()
+}
+
 // downloadedPrograms returns the programs that the cache has, or downloads them into it. Its error is a part of a
 // sentence.
 func downloadedPrograms(ctx context.Context, options Options) (programs, error) {
 	c := &cache{
-		repository: cmp.Or(options.Repository, os.Getenv(repositoryVariable), mavenCentral),
+		repository: cmp.Or(options.Repository, os.Getenv(repositoryVariable), defaultRepository()),
 		limits:     options.limits,
 		report:     options.Progress,
 	}
