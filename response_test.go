@@ -387,6 +387,14 @@ func TestLargeAnswers(t *testing.T) {
 	if got := deliverTwice(t, unlimited, "s", "large JSON", jsonAnswer(text)); !bytes.Equal(got.Body, text) {
 		t.Errorf("4 MiB of JSON came back as %d other bytes", len(got.Body))
 	}
+	huge := bytes.Repeat([]byte("\x00\xff\\'"), 64<<20/4)
+	if got := deliverTwice(t, unlimited, "s", "huge", rawAnswer(200, nil, huge)); !bytes.Equal(got.Body, huge) {
+		t.Errorf("64 MiB came back as %d other bytes", len(got.Body))
+	}
+	_, err = idempotency.Do(unlimited, "s", "too large", nil, rawAnswer(200, nil, make([]byte, 300<<20)))
+	requireError(t, err, idempotency.ErrResponseTooLarge) // before it is copied
+	requireNoKey(t, unlimited, "s", "too large")
+
 	// The limit is for new answers: what is stored is replayed.
 	if got, err := idempotency.Do(limited, "s", "large", nil, unreachable(t)); err != nil || !bytes.Equal(got.Body, large) {
 		t.Errorf("a replay over the limit gives %v", err)
