@@ -90,7 +90,8 @@ func (c *call) gaveUp() error {
 }
 
 // startOver makes an attempt in a transaction of the call's own, and another one if claiming met a serialization failure
-// or a deadlock, which a fresh snapshot can mend. The handler has not run then.
+// or a deadlock, which a fresh snapshot can mend, or a pooled connection that turned out to be closed. The handler has not
+// run then.
 func (c *call) startOver(pass *gate.Pass[gateKey]) (*Result, standing, error) {
 	conn := connection(c.db)
 	if !scopes.occupy(conn) {
@@ -98,8 +99,9 @@ func (c *call) startOver(pass *gate.Pass[gateKey]) (*Result, standing, error) {
 	}
 	defer scopes.free(conn)
 	for restarts := 0; ; restarts++ {
-		result, at, err := c.attempt(newOwnTransaction(c), pass)
-		if at != unclaimed || restarts == maxRestarts || !pgsql.Restartable(err) {
+		t := newOwnTransaction(c)
+		result, at, err := c.attempt(t, pass)
+		if at != unclaimed || restarts == maxRestarts || !pgsql.Restartable(err) && !t.unsent(err) {
 			return result, at, err
 		}
 	}

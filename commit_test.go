@@ -1,6 +1,8 @@
 package idempotency_test
 
 import (
+	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"sync"
@@ -15,6 +17,7 @@ import (
 	"github.com/gorm-idempotency/idempotency"
 	"github.com/gorm-idempotency/idempotency/gormtest"
 	"github.com/gorm-idempotency/idempotency/internal/faultproxy"
+	"github.com/gorm-idempotency/idempotency/pipeline"
 )
 
 // Cases C28 and C29: a handler that swallows a database error has no effect, whatever it returns: its transaction is
@@ -199,8 +202,11 @@ func TestRawTransactionControlIsRefused(t *testing.T) {
 	requireEffects(t, db, "savepoints", 1)
 }
 
+// pools are the ways to open one: what is true of a COMMIT by itself is true of one that travels with the answer.
+var pools = map[string]func(driver.Connector) *sql.DB{"plain": sql.OpenDB, "pipelined": pipeline.OpenDB}
+
 // openThroughProxy opens a handle whose every transaction has a connection of its own, through a proxy that breaks it.
-func openThroughProxy(t *testing.T, dsn string) (*gorm.DB, *faultproxy.Proxy) {
+func openThroughProxy(t *testing.T, dsn string, mode pgx.QueryExecMode, pool func(driver.Connector) *sql.DB) (*gorm.DB, *faultproxy.Proxy) {
 	t.Helper()
 	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
@@ -212,21 +218,27 @@ func openThroughProxy(t *testing.T, dsn string) (*gorm.DB, *faultproxy.Proxy) {
 	}
 	t.Cleanup(func() { _ = proxy.Close() })
 	config.Host, config.Port, config.TLSConfig, config.Fallbacks = "127.0.0.1", proxy.Port(), nil, nil
-	db := open(t, setup{driver: postgres.New(postgres.Config{Conn: stdlib.OpenDB(*config)})})
-	pool, err := db.DB()
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool.SetMaxIdleConns(-1)
-	return db, proxy
+	config.DefaultQueryExecMode = mode
+	opened := pool(stdlib.GetConnector(*config))
+	opened.SetMaxIdleConns(-1)
+	return open(t, setup{driver: postgres.New(postgres.Config{Conn: opened})}), proxy
 }
 
 // Case C31, the product's whole promise: COMMIT was on its way when the connection broke. Whether the server made it or
 // not, nobody is told that it did, nobody sends it again, and with the next delivery the effect has happened once.
 func TestCommitWhoseAnswerIsLost(t *testing.T) {
 	t.Parallel()
+	for name, pool := range pools {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testCommitWhoseAnswerIsLost(t, pool)
+		})
+	}
+}
+
+func testCommitWhoseAnswerIsLost(t *testing.T, pool func(driver.Connector) *sql.DB) {
 	dsn := gormtest.DSN(t)
-	db, proxy := openThroughProxy(t, dsn)
+	db, proxy := openThroughProxy(t, dsn, pgx.QueryExecModeExec, pool) // prepares nothing: COMMIT is one request
 	direct := open(t, setup{dsn: dsn})
 	for name, test := range map[string]struct {
 		fault     faultproxy.Fault
@@ -262,6 +274,15 @@ func TestCommitWhoseAnswerIsLost(t *testing.T) {
 // effect has happened once.
 func TestLinkThatBreaksAnywhere(t *testing.T) {
 	t.Parallel()
+	for name, pool := range pools {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testLinkThatBreaksAnywhere(t, pool)
+		})
+	}
+}
+
+func testLinkThatBreaksAnywhere(t *testing.T, pool func(driver.Connector) *sql.DB) {
 	dsn := gormtest.DSN(t)
 	direct := open(t, setup{dsn: dsn})
 	for name, do := range map[string]func(db *gorm.DB, id string) error{
@@ -277,7 +298,7 @@ func TestLinkThatBreaksAnywhere(t *testing.T) {
 		},
 	} {
 		for _, known := range []bool{false, true} {
-			db, proxy := openThroughProxy(t, dsn)
+			db, proxy := openThroughProxy(t, dsn, pgx.QueryExecModeCacheStatement, pool)
 			t.Run(fmt.Sprintf("%s, duplicate %t", name, known), func(t *testing.T) {
 				t.Parallel()
 				run := func(step int, fault faultproxy.Fault) (requests int) {
@@ -311,7 +332,7 @@ func TestLinkThatBreaksAnywhere(t *testing.T) {
 					return requests
 				}
 				steps := run(0, faultproxy.None)
-				if steps < 4 {
+				if steps < 3 {
 					t.Errorf("the protocol takes %d requests", steps)
 				}
 				for step := 1; step <= steps; step++ {

@@ -3,16 +3,20 @@ package idempotency_test
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
 	"github.com/gorm-idempotency/idempotency"
 	"github.com/gorm-idempotency/idempotency/gormtest"
+	"github.com/gorm-idempotency/idempotency/pipeline"
 )
 
 // order is the effect that the tests' handlers have. Nothing but the library keeps it from happening twice.
@@ -37,7 +41,7 @@ func open(t testing.TB, s setup) *gorm.DB {
 		if s.dsn == "" {
 			s.dsn = gormtest.DSN(t)
 		}
-		s.driver = postgres.Open(s.dsn)
+		s.driver = dialector(t, s.dsn)
 	}
 	if s.gorm.Logger == nil {
 		s.gorm.Logger = logger.Discard
@@ -59,6 +63,19 @@ func open(t testing.TB, s setup) *gorm.DB {
 		t.Fatal(err)
 	}
 	return db
+}
+
+// dialector is pgx on a DSN. With IDEMPOTENCY_TEST_PIPELINE=on it pipelines, and everything must be as without it.
+func dialector(t testing.TB, dsn string) gorm.Dialector {
+	t.Helper()
+	if os.Getenv("IDEMPOTENCY_TEST_PIPELINE") != "on" {
+		return postgres.Open(dsn)
+	}
+	config, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return postgres.New(postgres.Config{Conn: pipeline.OpenDB(stdlib.GetConnector(*config))})
 }
 
 // placeOrder is a handler that writes one order and answers 201 with it.

@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/gorm-idempotency/idempotency/internal/pgsql"
+	"github.com/gorm-idempotency/idempotency/internal/pipelined"
 )
 
 // transaction is the seam between the protocol and what it runs in: a transaction of the call's own, or a savepoint in the
@@ -54,9 +56,10 @@ type storedRow struct {
 // ownTransaction is begun and ended by the call.
 type ownTransaction struct {
 	statements
-	pool  gorm.ConnPool      // conn, with the statement cache that the handle's session wants around it
-	stop  context.CancelFunc // ends ctx, where GORM's Config limits how long a transaction takes
-	ended bool               // COMMIT was sent
+	pool      gorm.ConnPool      // conn, with the statement cache that the handle's session wants around it
+	stop      context.CancelFunc // ends ctx, where GORM's Config limits how long a transaction takes
+	pipelined bool               // BEGIN travels with the claim, and COMMIT with the answer
+	ended     bool               // COMMIT was sent
 }
 
 func newOwnTransaction(c *call) *ownTransaction {
@@ -69,12 +72,32 @@ func (t *ownTransaction) begin() (claim, error) {
 	if _, limited := t.ctx.Deadline(); !limited && db.DefaultTransactionTimeout > 0 {
 		t.ctx, t.stop = context.WithTimeout(t.ctx, db.DefaultTransactionTimeout)
 	}
+	ctx := t.ctx
+	if t.pipelined = pipelines(connection(db)); t.pipelined {
+		ctx = pipelined.WithClaim(ctx)
+	}
 	var err error
-	if t.pool, err = beginTx(t.ctx, db.Statement.ConnPool, t.call.options.begin()); err != nil {
+	if t.pool, err = beginTx(ctx, db.Statement.ConnPool, t.call.options.begin()); err != nil {
 		return claim{}, err
 	}
 	t.conn = unwrap(t.pool)
 	return t.claim()
+}
+
+// unsent reports whether a claim failed because its BEGIN could not be sent. Where BEGIN does not wait for the claim,
+// database/sql takes another connection by itself.
+func (t *ownTransaction) unsent(err error) bool {
+	return t.pipelined && errors.Is(err, driver.ErrBadConn)
+}
+
+// pipelines reports whether a pool was opened by the pipeline package.
+func pipelines(pool gorm.ConnPool) bool {
+	opened, ok := pool.(*sql.DB)
+	if !ok {
+		return false
+	}
+	_, ok = opened.Driver().(pipelined.Driver)
+	return ok
 }
 
 // beginTx begins a transaction on a pool or connection. It keeps GORM's statement cache around it, and returns nil with
@@ -105,7 +128,11 @@ func beginTx(ctx context.Context, pool gorm.ConnPool, opts *sql.TxOptions) (gorm
 
 // commit is not GORM's, whose error translation loses the SQLSTATE.
 func commit(tx gorm.ConnPool) error {
-	err := tx.(gorm.TxCommitter).Commit()
+	return outcome(tx.(gorm.TxCommitter).Commit())
+}
+
+// outcome says what an error of COMMIT means.
+func outcome(err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -126,8 +153,11 @@ func (t *ownTransaction) open() *scope {
 }
 
 func (t *ownTransaction) keep(a answer) error {
-	if err := t.complete(a); err != nil {
-		return err
+	together := t.pipelined && a.status != 0
+	if !together {
+		if err := t.complete(a); err != nil {
+			return err
+		}
 	}
 	if err := t.ctx.Err(); err != nil {
 		return fmt.Errorf("idempotency: before the commit: %w", err)
@@ -136,11 +166,35 @@ func (t *ownTransaction) keep(a answer) error {
 		return errors.New("idempotency: before the commit: the transaction was rolled back, since a joined call in it could not be undone")
 	}
 	t.ended = true
-	err := commit(t.conn)
+	var err error
+	if together {
+		err = t.completeAndCommit(a)
+	} else {
+		err = commit(t.conn)
+	}
 	if err != nil {
-		_ = t.conn.(gorm.TxCommitter).Rollback() // a transaction of the application's own may not have ended
+		_ = t.conn.(gorm.TxCommitter).Rollback() // a transaction of the application's own, or a pipelined one, may not have ended
 	}
 	return err
+}
+
+// completeAndCommit stores the answer and commits in one round trip. COMMIT is on its way before the completion has
+// reported how many rows it changed, so that the statement fails by itself unless that was one.
+func (t *ownTransaction) completeAndCommit(a answer) error {
+	var commit pipelined.Commit
+	_, err := t.exec(pipelined.WithCommit(t.ctx, &commit), "store the answer and commit", t.sql.CompleteOne, a.completion(t.keyArgs())...)
+	switch {
+	case err == nil:
+		err = t.conn.(gorm.TxCommitter).Commit() // gives the connection back
+		if commit.Made {
+			return nil // whatever database/sql says of a context that has ended meanwhile
+		}
+	case errors.Is(err, pipelined.ErrNotSent):
+		return err
+	case pgsql.NotOneRow(err):
+		return errNotOneRow("none, or more than one")
+	}
+	return outcome(err)
 }
 
 func (t *ownTransaction) undo() error {
@@ -311,9 +365,13 @@ func (s *statements) complete(a answer) error {
 	}
 	updated, err := s.exec(s.ctx, "store the answer", s.sql.Complete, a.completion(s.keyArgs())...)
 	if err == nil && updated != 1 {
-		return fmt.Errorf("idempotency: store the answer: %d rows match the claimed key, want 1: the handler, or a trigger, deleted or answered it", updated)
+		return errNotOneRow(fmt.Sprint(updated))
 	}
 	return err
+}
+
+func errNotOneRow(matched string) error {
+	return fmt.Errorf("idempotency: store the answer: %s rows match the claimed key, want 1: the handler, or a trigger, deleted or answered it", matched)
 }
 
 // endedByOthers explains a transaction that was over before its call was. database/sql rolls back when the context ends;

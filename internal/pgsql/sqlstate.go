@@ -24,6 +24,9 @@ func Restartable(err error) bool {
 	return false
 }
 
+// NotOneRow reports whether Statements.CompleteOne failed by itself, since it did not change exactly one row.
+func NotOneRow(err error) bool { return State(err) == "22012" } // division_by_zero
+
 // WrongSchema reports whether a statement of ours failed because the table is missing or is not the one that the
 // migrations create.
 func WrongSchema(err error) bool {

@@ -8,6 +8,7 @@ type Statements struct {
 	ClaimUnlocked string
 	Lookup        string
 	Complete      string
+	CompleteOne   string
 	Key           string
 	Forget        string
 }
@@ -16,6 +17,11 @@ type Statements struct {
 // each of them once.
 func Render(table Table) Statements {
 	name := table.Quoted()
+	// The body is sent once, as bytes; the operator's copy is made of them here, if the caller says that JSONB accepts it.
+	// Bytes bound to a JSONB parameter would arrive as \x… under pgx's simple protocol.
+	complete := `UPDATE ` + name + ` SET response_status = $3::smallint, response_header = $4::text::jsonb, response_raw = $5::bytea,
+response_body = CASE WHEN $6::boolean THEN convert_from($5::bytea, 'UTF8')::jsonb END
+WHERE source = $1::text AND event_id = $2::text AND response_status IS NULL`
 	return Statements{
 		// completed_at is set by the claim: the row is visible to others only once this transaction has committed, and
 		// then it is complete. Setting it later would change a column of the partial index's predicate, which rules out
@@ -40,11 +46,11 @@ RETURNING claimed_at`,
 		Lookup: `SELECT payload_digest, response_status, response_header::text, response_raw, claimed_at, completed_at IS NOT NULL
 FROM ` + name + ` WHERE source = $1::text AND event_id = $2::text`,
 
-		// The body is sent once, as bytes; the operator's copy is made of them here, if the caller says that JSONB accepts
-		// it. Bytes bound to a JSONB parameter would arrive as \x… under pgx's simple protocol.
-		Complete: `UPDATE ` + name + ` SET response_status = $3::smallint, response_header = $4::text::jsonb, response_raw = $5::bytea,
-response_body = CASE WHEN $6::boolean THEN convert_from($5::bytea, 'UTF8')::jsonb END
-WHERE source = $1::text AND event_id = $2::text AND response_status IS NULL`,
+		Complete: complete,
+
+		// For where COMMIT is on its way behind it: it divides by zero unless it changed exactly one row.
+		CompleteOne: `WITH completed AS (` + complete + ` RETURNING 1)
+SELECT 1 / (count(*) = 1)::int FROM completed`,
 
 		Key: `SELECT payload_digest, response_status, response_header::text, response_body::text, response_raw, claimed_at, completed_at
 FROM ` + name + ` WHERE source = $1::text AND event_id = $2::text`,
