@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS idempotency_keys (
   claimed_at      TIMESTAMPTZ NOT NULL DEFAULT now(),
   completed_at    TIMESTAMPTZ,
   PRIMARY KEY (source, event_id)
-) WITH (fillfactor = 85);
+) WITH (fillfactor = 65);
 
 -- The sweeper's: expired rows lie together, so a few bytes a page range are enough to find them.
 CREATE INDEX IF NOT EXISTS idx_idempotency_keys_claimed_at

@@ -3,7 +3,8 @@
 // [Up], [Down] and [Status] run the package's goose migrations on a pool of the caller's. They share nothing with an
 // application that migrates with goose itself: the versions are kept in a table of their own, no package-level setting
 // of goose is read or written, and the advisory lock is another one. [Validate] needs no migration to have run: it reads
-// the catalogue, and so judges a table that AutoMigrate or somebody's own tool has made just as well.
+// the catalogue, and so judges a table that AutoMigrate or somebody's own tool has made just as well. [WithPartitions]
+// makes hash partitions of the table.
 //
 //	db, err := sql.Open("pgx", dsn)
 //	if err != nil {
@@ -19,7 +20,8 @@
 //
 //	goose -dir migrations -table idempotency_goose_version postgres "$DSN" up
 //
-// They create idempotency_keys in the first schema of the search path; only [Up] knows [WithTable].
+// They create idempotency_keys in the first schema of the search path, without partitions. [SQL] and [Export] give the
+// same migrations with other names and with partitions, as one script or as goose files for a folder of the application's.
 //
 // # Several processes at once
 //

@@ -36,14 +36,14 @@ var FS embed.FS
 // errors.Is(err, idempotency.ErrSchema) means that all are recorded as applied and the table is nevertheless not what the
 // library needs.
 func Up(ctx context.Context, db *sql.DB, opts ...Option) error {
-	if err := up(ctx, db, opts); err != nil {
+	if err := up(ctx, db, gather(opts)); err != nil {
 		return fmt.Errorf("idempotency: migrate up: %w", err)
 	}
 	return nil
 }
 
-func up(ctx context.Context, db *sql.DB, opts []Option) error {
-	t, err := open(ctx, db, opts)
+func up(ctx context.Context, db *sql.DB, o options) error {
+	t, err := open(ctx, db, o)
 	if err != nil {
 		return err
 	}
@@ -57,8 +57,22 @@ func up(ctx context.Context, db *sql.DB, opts []Option) error {
 	if err != nil {
 		return err
 	}
-	if _, err := provider.Up(ctx); err != nil {
+	applied, err := provider.Up(ctx)
+	if partial := (*goose.PartialError)(nil); errors.As(err, &partial) {
+		applied = partial.Applied
+	}
+	for _, result := range applied {
+		o.observe(change(result))
+	}
+	if err != nil {
 		return explain(err)
+	}
+	// Another process may have created the table otherwise since this one looked.
+	if t, err = findTarget(ctx, db, t.names); err == nil {
+		err = t.fits()
+	}
+	if err != nil {
+		return err
 	}
 	if err := pgsql.CheckSchema(ctx, db, t.table); err != nil {
 		return fmt.Errorf("every migration is recorded as applied in %[1]s, but %[2]w; if somebody dropped the table, "+
@@ -73,14 +87,14 @@ func up(ctx context.Context, db *sql.DB, opts []Option) error {
 //
 // If it fails, the migration stays applied, unless the connection broke during COMMIT.
 func Down(ctx context.Context, db *sql.DB, opts ...Option) error {
-	if err := down(ctx, db, opts); err != nil {
+	if err := down(ctx, db, gather(opts)); err != nil {
 		return fmt.Errorf("idempotency: migrate down: %w", err)
 	}
 	return nil
 }
 
-func down(ctx context.Context, db *sql.DB, opts []Option) error {
-	t, err := open(ctx, db, opts)
+func down(ctx context.Context, db *sql.DB, o options) error {
+	t, err := open(ctx, db, o)
 	if err != nil || !t.versioned {
 		return err
 	}
@@ -88,7 +102,7 @@ func down(ctx context.Context, db *sql.DB, opts []Option) error {
 	if err != nil {
 		return err
 	}
-	_, err = provider.Down(ctx)
+	result, err := provider.Down(ctx)
 	switch {
 	case errors.Is(err, goose.ErrNoNextVersion):
 		return nil
@@ -97,7 +111,12 @@ func down(ctx context.Context, db *sql.DB, opts []Option) error {
 	case err != nil:
 		return explain(err)
 	}
+	o.observe(change(result))
 	return nil
+}
+
+func change(result *goose.MigrationResult) Change {
+	return Change{Version: result.Source.Version, Name: path.Base(result.Source.Path), Took: result.Duration}
 }
 
 // A MigrationStatus tells whether one migration is applied.
@@ -115,15 +134,15 @@ func (s MigrationStatus) Applied() bool {
 // Status lists the migrations in ascending order. It only reads, and tells what is recorded: [Validate] tells whether the
 // table is usable.
 func Status(ctx context.Context, db *sql.DB, opts ...Option) ([]MigrationStatus, error) {
-	list, err := status(ctx, db, opts)
+	list, err := status(ctx, db, gather(opts))
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: migration status: %w", err)
 	}
 	return list, nil
 }
 
-func status(ctx context.Context, db *sql.DB, opts []Option) ([]MigrationStatus, error) {
-	t, err := open(ctx, db, opts)
+func status(ctx context.Context, db *sql.DB, o options) ([]MigrationStatus, error) {
+	t, err := open(ctx, db, o)
 	if err != nil {
 		return nil, err
 	}
@@ -160,14 +179,14 @@ func status(ctx context.Context, db *sql.DB, opts []Option) ([]MigrationStatus, 
 // Its error names everything that is wrong and satisfies errors.Is(err, idempotency.ErrSchema); any other error says that
 // the catalogue could not be read. It does not ask which migrations are applied.
 func Validate(ctx context.Context, db *sql.DB, opts ...Option) error {
-	if err := validate(ctx, db, opts); err != nil {
+	if err := validate(ctx, db, gather(opts)); err != nil {
 		return fmt.Errorf("idempotency: validate: %w", err)
 	}
 	return nil
 }
 
-func validate(ctx context.Context, db *sql.DB, opts []Option) error {
-	n, err := newNames(opts)
+func validate(ctx context.Context, db *sql.DB, o options) error {
+	n, err := newNames(o)
 	if err != nil {
 		return err
 	}
@@ -180,8 +199,8 @@ func validate(ctx context.Context, db *sql.DB, opts []Option) error {
 var errNoPool = errors.New("the *sql.DB is nil")
 
 // open checks the arguments before any SQL, and then finds out where the migrations work.
-func open(ctx context.Context, db *sql.DB, opts []Option) (target, error) {
-	n, err := newNames(opts)
+func open(ctx context.Context, db *sql.DB, o options) (target, error) {
+	n, err := newNames(o)
 	if err != nil {
 		return target{}, err
 	}

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log"
 	"strings"
@@ -54,7 +55,7 @@ response_raw|bytea|false|-|<nil>
 claimed_at|timestamp with time zone|true|-|now()
 completed_at|timestamp with time zone|false|-|<nil>`)
 			equal(t, "storage", query(t, pool, `SELECT reloptions::text FROM pg_class WHERE oid = '`+table+`'::regclass`),
-				"{fillfactor=85}")
+				"{fillfactor=65}")
 			equal(t, "indexes", query(t, pool, `
 SELECT c.relname, (SELECT nspname FROM pg_namespace WHERE oid = c.relnamespace), i.indisprimary, am.amname, coalesce(c.reloptions::text, ''),
        pg_get_expr(i.indpred, i.indrelid), (SELECT string_agg(attname, ',' ORDER BY attnum) FROM pg_attribute WHERE attrelid = c.oid)
@@ -373,13 +374,20 @@ func TestASchemaThatNeedsQuoting(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	dsn := emptyDatabase(t)
-	exec(t, open(t, dsn), `CREATE SCHEMA "Tenant-1; ""x"" idempotency_keys"`)
-	pool := open(t, withSetting(dsn, "search_path", `"Tenant-1; ""x"" idempotency_keys"`))
-	ok(t, migrations.Up(ctx, pool))
-	ok(t, migrations.Up(ctx, pool))
-	equal(t, "relations", query(t, pool, relations),
-		"Tenant-1; \"x\" idempotency_keys.idempotency_goose_version\nTenant-1; \"x\" idempotency_keys.idempotency_keys")
-	ok(t, migrations.Down(ctx, pool))
+	exec(t, open(t, dsn), `CREATE SCHEMA "Tenant-1; ""x"" idempotency_keys; it's $$ 100%"`)
+	pool := open(t, withSetting(dsn, "search_path", `"Tenant-1; ""x"" idempotency_keys; it's $$ 100%"`))
+	for _, n := range []int{0, 2} {
+		with := migrations.WithPartitions(n)
+		ok(t, migrations.Up(ctx, pool, with))
+		ok(t, migrations.Up(ctx, pool, with))
+		const prefix = `Tenant-1; "x" idempotency_keys; it's $$ 100%.idempotency_`
+		want := prefix + "goose_version\n" + prefix + "keys"
+		for i := range n {
+			want += fmt.Sprintf("\n%skeys_p%d", prefix, i)
+		}
+		equal(t, "relations", query(t, pool, relations), want)
+		ok(t, migrations.Down(ctx, pool))
+	}
 }
 
 func TestUpSaysWhereItCannotCreate(t *testing.T) {

@@ -3,7 +3,9 @@ package migrations
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/gorm-idempotency/idempotency/internal/pgsql"
 )
@@ -19,12 +21,14 @@ const versionTableSuffix = "_goose_versions"
 // index of another table for ours.
 const maxIdentifier = 63
 
-// An Option changes what [Up], [Down], [Status] and [Validate] work on. The last one of a kind wins.
+// An Option changes what the package's functions work on. The last one of a kind wins.
 type Option func(*options)
 
 type options struct {
 	table        string
 	versionTable string
+	partitions   int
+	observe      func(Change)
 }
 
 // WithTable names the table of keys, "table" or "schema.table", as the plugin's Config.Table does. The default, also for
@@ -51,18 +55,42 @@ func WithVersionTable(name string) Option {
 	}
 }
 
-// names are the relations that a migration touches, as far as they are known without asking the database.
-type names struct {
-	table    pgsql.Table
-	versions pgsql.Table // Schema "" for the table's own
-	indexes  []string    // those that the migrations create, beside the primary key's
+// A Change is a migration that [Up] has applied, or [Down] has rolled back.
+type Change struct {
+	Version int64
+	Name    string // the file's name in FS
+	Took    time.Duration
 }
 
-func newNames(opts []Option) (names, error) {
+// WithObserve has fn called for each migration that [Up] applies or [Down] rolls back, once it is committed, in order and
+// in the calling goroutine. If a later one fails, fn is called for those before it all the same. A nil fn is never called.
+func WithObserve(fn func(Change)) Option {
+	return func(o *options) {
+		o.observe = fn
+	}
+}
+
+// gather applies the options.
+func gather(opts []Option) options {
 	var o options
 	for _, opt := range opts {
 		opt(&o)
 	}
+	if o.observe == nil {
+		o.observe = func(Change) {}
+	}
+	return o
+}
+
+// names are the relations that a migration touches, as far as they are known without asking the database.
+type names struct {
+	table      pgsql.Table
+	versions   pgsql.Table // Schema "" for the table's own
+	indexes    []string    // those that the migrations create, beside the primary key's
+	partitions []string    // empty for an ordinary table
+}
+
+func newNames(o options) (names, error) {
 	if o.table == "" {
 		o.table = pgsql.DefaultTable
 	}
@@ -70,18 +98,30 @@ func newNames(opts []Option) (names, error) {
 	if err != nil {
 		return names{}, fmt.Errorf("table: %w", err)
 	}
-	indexes := []string{indexName(table, "claimed_at"), indexName(table, "incomplete")}
-	for _, name := range indexes {
+	partitions, err := partitionNames(table, o.partitions)
+	if err != nil {
+		return names{}, fmt.Errorf("partitions: %w", err)
+	}
+	n := names{
+		table:      table,
+		indexes:    []string{indexName(table, "claimed_at"), indexName(table, "incomplete")},
+		partitions: partitions,
+	}
+	for _, name := range n.created() {
 		if len(name) > maxIdentifier {
-			return names{}, fmt.Errorf("table: %q is too long: its index %s would exceed PostgreSQL's %d bytes",
+			return names{}, fmt.Errorf("table: %q is too long: the name %s would exceed PostgreSQL's %d bytes",
 				o.table, name, maxIdentifier)
 		}
 	}
-	versions, err := versionTable(o.versionTable, table)
-	if err != nil {
+	if n.versions, err = versionTable(o.versionTable, table); err != nil {
 		return names{}, fmt.Errorf("version table: %w", err)
 	}
-	return names{table: table, versions: versions, indexes: indexes}, nil
+	return n, nil
+}
+
+// created are the names that the migrations make of the table's.
+func (n names) created() []string {
+	return slices.Concat(n.indexes, n.partitions)
 }
 
 func versionTable(name string, table pgsql.Table) (pgsql.Table, error) {

@@ -44,13 +44,18 @@ var (
 	direction = regexp.MustCompile(`(?m)^-- \+goose (?:Up|Down)$`)
 )
 
-// render puts the target's names into a migration and makes its transactions take turns.
+// render makes a migration the target's, and its transactions take turns.
 func render(text string, t target) string {
+	return direction.ReplaceAllStringFunc(name(text, t), func(annotation string) string {
+		return annotation + "\n" + strings.Join(takeTurns, ";\n") + ";\n"
+	})
+}
+
+// name puts the target's names, and its partitions, into a migration.
+func name(text string, t target) string {
 	text = indexWord.ReplaceAllStringFunc(text, func(word string) string {
 		return quote(indexName(t.table, indexWord.FindStringSubmatch(word)[1]))
 	})
 	text = tableWord.ReplaceAllLiteralString(text, t.keysTable())
-	return direction.ReplaceAllStringFunc(text, func(annotation string) string {
-		return annotation + "\n" + strings.Join(takeTurns, ";\n") + ";\n"
-	})
+	return t.partition(text)
 }

@@ -90,6 +90,7 @@ type relation struct {
 	encoding     string
 	partitioning string // pg_partitioned_table.partstrat, "" if it is not partitioned
 	partitions   bool   // it has at least one
+	gap          bool   // keys of some hashes have no partition
 	unlogged     string // the unlogged partitions' names
 }
 
@@ -98,6 +99,12 @@ const relationQuery = `
 SELECT c.oid::text, c.relkind::text, c.relpersistence::text, c.relrowsecurity, pg_catalog.getdatabaseencoding()::text,
        coalesce((SELECT p.partstrat::text FROM pg_catalog.pg_partitioned_table p WHERE p.partrelid = c.oid), ''),
        EXISTS (SELECT 1 FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid),
+       -- a partition of modulus m has the m-th part of all hashes, and each modulus divides the largest
+       coalesce((SELECT sum(largest / modulus) < max(largest) FROM (
+         SELECT modulus, max(modulus) OVER () AS largest FROM (
+           SELECT substring(pg_catalog.pg_get_expr(l.relpartbound, l.oid) FROM 'modulus ([0-9]+)')::bigint AS modulus
+           FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class l ON l.oid = i.inhrelid WHERE i.inhparent = c.oid) AS bound
+       ) AS share), false),
        coalesce((SELECT string_agg(l.relname, ', ' ORDER BY l.relname)
                  FROM pg_catalog.pg_partition_tree(c.oid) p JOIN pg_catalog.pg_class l ON l.oid = p.relid
                  WHERE c.relkind = 'p' AND p.isleaf AND l.relpersistence = 'u'), '')
@@ -107,7 +114,7 @@ WHERE c.oid = pg_catalog.to_regclass($1::text)`
 func readRelation(ctx context.Context, q Querier, t Table) (r relation, found bool, err error) {
 	err = eachRow(ctx, q, relationQuery, t.Quoted(), func(scan func(...any) error) error {
 		found = true
-		return scan(&r.oid, &r.kind, &r.persistence, &r.rowSecurity, &r.encoding, &r.partitioning, &r.partitions, &r.unlogged)
+		return scan(&r.oid, &r.kind, &r.persistence, &r.rowSecurity, &r.encoding, &r.partitioning, &r.partitions, &r.gap, &r.unlogged)
 	})
 	return r, found, err
 }
@@ -159,6 +166,9 @@ func (r relation) problems() []string {
 	}
 	if r.kind == "p" && !r.partitions {
 		add("it has no partition to put a row in")
+	}
+	if r.partitioning == "h" && r.gap {
+		add("a partition is missing, and a key that belongs in it can never be claimed: CREATE TABLE … PARTITION OF … with its remainder")
 	}
 	return problems
 }
@@ -365,10 +375,15 @@ func (k uniqueKey) problem() string {
 	return ""
 }
 
-// eachRow calls visit for every row of a query with one parameter. It is not QueryRow: GORM's prepared-statement pools
-// return a Row that panics when the preparation has failed.
-func eachRow(ctx context.Context, q Querier, query, arg string, visit func(scan func(...any) error) error) (err error) {
-	rows, err := q.QueryContext(ctx, query, arg)
+// eachRow calls visit for every row of a query with one parameter.
+func eachRow(ctx context.Context, q Querier, query, arg string, visit func(scan func(...any) error) error) error {
+	return eachRowOf(ctx, q, query, []any{arg}, visit)
+}
+
+// eachRowOf calls visit for every row of a query. It is not QueryRow: GORM's prepared-statement pools return a Row that
+// panics when the preparation has failed.
+func eachRowOf(ctx context.Context, q Querier, query string, args []any, visit func(scan func(...any) error) error) (err error) {
+	rows, err := q.QueryContext(ctx, query, args...)
 	if err != nil {
 		return err
 	}

@@ -163,6 +163,12 @@ func TestCheckSchemaRefusesWrongTables(t *testing.T) {
 			"CREATE TABLE S.p PARTITION OF S.keys FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
 			"CREATE UNIQUE INDEX mine ON ONLY S.keys (source, event_id)",
 		}, []string{`"mine" is invalid`, "nothing keeps"}},
+		"a partition is missing": {[]string{
+			right + " PARTITION BY HASH (source, event_id)",
+			"CREATE TABLE S.p0 PARTITION OF S.keys FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
+			"CREATE TABLE S.p1 PARTITION OF S.keys FOR VALUES WITH (MODULUS 6, REMAINDER 1)",
+			"CREATE TABLE S.p5 PARTITION OF S.keys FOR VALUES WITH (MODULUS 6, REMAINDER 5)",
+		}, []string{"a partition is missing"}},
 		"no partition": {[]string{right + " PARTITION BY HASH (source, event_id)"}, []string{"no partition"}},
 		"unlogged partition": {[]string{
 			right + " PARTITION BY HASH (source, event_id)",
@@ -225,6 +231,13 @@ func TestCheckSchemaAcceptsRightTables(t *testing.T) {
 			right + " PARTITION BY HASH (source, event_id)",
 			"CREATE TABLE S.p0 PARTITION OF S.keys FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
 			"CREATE TABLE S.p1 PARTITION OF S.keys FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+		},
+		"partitioned by hashes of different moduli": {
+			right + " PARTITION BY HASH (source, event_id)",
+			"CREATE TABLE S.p0 PARTITION OF S.keys FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
+			"CREATE TABLE S.p1 PARTITION OF S.keys FOR VALUES WITH (MODULUS 6, REMAINDER 1)",
+			"CREATE TABLE S.p3 PARTITION OF S.keys FOR VALUES WITH (MODULUS 6, REMAINDER 3)",
+			"CREATE TABLE S.p5 PARTITION OF S.keys FOR VALUES WITH (MODULUS 6, REMAINDER 5)",
 		},
 		"partitioned by hash of the event": {
 			right + " PARTITION BY HASH (event_id)", "CREATE TABLE S.p PARTITION OF S.keys FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
