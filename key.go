@@ -1,12 +1,12 @@
 package idempotency
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/gorm-idempotency/idempotency/internal/pgsql"
 )
 
 // Limits of a key, in bytes and not in characters: a row of the primary key's index holds 2,704 bytes.
@@ -54,14 +54,5 @@ func unusable(text string, limit int) string {
 	return ""
 }
 
-// lock is the number of the key's advisory lock, before the server mixes in the table's. Each part is preceded by its
-// length, so that ("ab", "c") and ("a", "bc") differ.
-func (k key) lock() int64 {
-	text := make([]byte, 0, 16+maxSourceBytes+64)
-	for _, part := range []string{k.source, k.eventID} {
-		text = binary.BigEndian.AppendUint64(text, uint64(len(part)))
-		text = append(text, part...)
-	}
-	sum := sha256.Sum256(text)
-	return int64(binary.BigEndian.Uint64(sum[:8])) //nolint:gosec // all 64 bits are meant, the sign included
-}
+// lock is the number of the key's advisory lock, before the server mixes in the table's.
+func (k key) lock() int64 { return pgsql.LockNumber(k.source, k.eventID) }

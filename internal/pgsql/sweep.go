@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // Leaf is a relation that rows are stored in: the table itself, or one of its partitions.
@@ -117,9 +118,9 @@ func SweepBatchByKey(relation string, class Class) string {
 AND ` + where
 }
 
-// CountExpired counts what SweepBatch would delete, in all.
+// CountExpired counts what SweepBatch would delete, in all. It has no limit, so that the sources are in $2.
 func CountExpired(relation string, class Class) string {
-	return `SELECT count(*) FROM ` + relation + ` WHERE ` + expired + classPredicates[class]
+	return `SELECT count(*) FROM ` + relation + ` WHERE ` + expired + strings.ReplaceAll(classPredicates[class], "$3", "$2")
 }
 
 // SweepLock takes the table's sweep lock for one transaction, if it is free, and keeps the planner on the BRIN index there:
