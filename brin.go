@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -113,7 +114,10 @@ func (b *brinKeeper) due(leaf pgsql.Leaf, alive int64) []int64 {
 			due = append(due, number)
 		}
 	}
-	next := b.next[leaf.Relation]
+	next, known := b.next[leaf.Relation]
+	if !known {
+		next = rand.N(count) //nolint:gosec // no secret: a process that is started for each run must not begin with the same ones
+	}
 	for range min(count, max(rangesInTurn, count/runsForAround)) {
 		due = append(due, next%count)
 		next++

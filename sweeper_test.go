@@ -31,7 +31,7 @@ func newSweeper(t testing.TB, db *gorm.DB, config idempotency.SweeperConfig) *id
 func insertKeys(t testing.TB, db *gorm.DB, source string, count int, oldest, youngest time.Duration) {
 	t.Helper()
 	mustExec(t, db, fmt.Sprintf(`INSERT INTO idempotency_keys (source, event_id, payload_digest, claimed_at, completed_at)
-		SELECT '%s', gen_random_uuid()::text, '\x00', at, at FROM generate_series(1, %d) AS n,
+		SELECT '%s', md5(n || random()::text), '\x00', at, at FROM generate_series(1, %d) AS n,
 		LATERAL (SELECT clock_timestamp() - interval '1 second' * (%f + (%f - %f) * n / %d) AS at) AS age`,
 		source, count, oldest.Seconds(), youngest.Seconds(), oldest.Seconds(), count))
 }
