@@ -1,4 +1,4 @@
-// Command idempotency shows what the library does: see idempotency demo --help.
+// Command idempotency shows what the library does, and looks after the table of keys: see idempotency --help.
 package main
 
 import (
@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -17,6 +18,7 @@ import (
 
 const (
 	exitFailed      = 1
+	exitFindings    = 2
 	exitInterrupted = 130 // what shells expect of a program that an interrupt has ended
 )
 
@@ -36,19 +38,33 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	return execute(ctx, root)
+}
+
+func execute(ctx context.Context, root *cobra.Command) int {
 	command, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return 0
 	}
-	_, _ = fmt.Fprintf(stderr, "idempotency: %v\n", err)
+	if errors.Is(err, errFindings) {
+		return exitFindings
+	}
+	stderr := root.ErrOrStderr()
+	_, _ = fmt.Fprintf(stderr, "idempotency: %s\n", strings.TrimPrefix(err.Error(), "idempotency: "))
 	if usage := (usageError{}); errors.As(err, &usage) {
 		_, _ = fmt.Fprintf(stderr, "Usage: %s\nFor more: %s --help\n", command.UseLine(), command.CommandPath())
 	}
-	if errors.Is(err, demo.ErrInterrupted) {
-		return exitInterrupted
+	for _, interrupted := range []error{errInterrupted, demo.ErrInterrupted, context.Canceled} {
+		if errors.Is(err, interrupted) {
+			return exitInterrupted
+		}
 	}
 	return exitFailed
 }
+
+// errFindings is what a command returns that did what it was asked to, and printed what is wrong with the table or the key:
+// nothing more is printed, and the exit status is 2.
+var errFindings = errors.New("there are findings")
 
 // usageError is a call that the command does not understand.
 type usageError struct{ error }
@@ -57,15 +73,29 @@ func (e usageError) Unwrap() error { return e.error }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "idempotency",
-		Short:         "Tools of the GORM plugin that makes a webhook's database effect happen exactly once",
-		SilenceErrors: true, // run prints them
+		Use:   "idempotency",
+		Short: "Tools of the GORM plugin that makes a webhook's database effect happen exactly once",
+		Long: `Tools of the GORM plugin that makes a webhook's database effect happen exactly once.
+
+All but the demo work on the application's own database, which --dsn or the
+environment variable ` + dsnVariable + ` names. Results go to the standard output, and
+progress and messages to the standard error.
+
+The exit status is 0 if all is well, 1 if something failed, 2 if a command has
+looked and found something wrong, and 130 after Ctrl-C.`,
+		SilenceErrors: true, // execute prints them
 		SilenceUsage:  true,
 		Args:          usage(cobra.NoArgs),
 		RunE:          func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newDemo())
+	root.AddCommand(newMigrate())
+	root.AddCommand(newSweep())
+	root.AddCommand(newDoctor())
+	root.AddCommand(newShow())
+	root.AddCommand(newForget())
+	root.AddCommand(newStats())
 	return root
 }
 
