@@ -17,6 +17,7 @@ import (
 
 	"github.com/gorm-idempotency/idempotency"
 	"github.com/gorm-idempotency/idempotency/internal/conformance"
+	"github.com/gorm-idempotency/idempotency/pipeline"
 )
 
 // pgDriver is a driver in one of its modes.
@@ -107,6 +108,26 @@ func TestDrivers(t *testing.T) {
 		prepared := d.cell("Drivers", d.name+", PrepareStmt")
 		prepared.Gorm = gorm.Config{PrepareStmt: true}
 		run(t, prepared)
+	}
+	for _, d := range drivers {
+		if d.libpq {
+			continue
+		}
+		for _, prepared := range []bool{false, true} {
+			cell := d.cell("Pipelined", d.name)
+			if prepared {
+				cell.Name += ", PrepareStmt"
+			}
+			cell.Gorm = gorm.Config{PrepareStmt: prepared}
+			cell.Dialector = func(dsn string) gorm.Dialector {
+				connector, err := d.connect(dsn)
+				if err != nil {
+					t.Error(err)
+				}
+				return postgres.New(postgres.Config{Conn: pipeline.OpenDB(connector)})
+			}
+			run(t, cell)
+		}
 	}
 	wrapped := drivers[0].cell("Drivers", "a driver wrapped in another one")
 	wrapped.Dialector = func(dsn string) gorm.Dialector {

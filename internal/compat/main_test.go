@@ -35,7 +35,7 @@ const (
 
 // groups are the table's parts in their order.
 var groups = []string{
-	"Drivers", "Statements", "GORM", "Handles", "Isolation", bouncerGroup, newBouncerGroup, "dbresolver", "Beside", "Refused", "Figures",
+	"Drivers", "Pipelined", "Statements", "GORM", "Handles", "Isolation", bouncerGroup, newBouncerGroup, "dbresolver", "Beside", "Refused", "Figures",
 	versionsGroup, serversGroup,
 }
 
