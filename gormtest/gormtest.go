@@ -1,4 +1,4 @@
-// Package gormtest gives tests a real PostgreSQL.
+// Package gormtest gives tests a real PostgreSQL, and finds handlers that do not keep the promise.
 //
 // Each test gets a database of its own with the library's table in it, so tests may use t.Parallel and need not clean up:
 //
@@ -7,6 +7,22 @@
 //		db := gormtest.Open(t)
 //		…
 //	}
+//
+// # Handlers
+//
+// The library makes a handler's effect happen once, and cannot keep it from having an effect elsewhere. These deliver events to
+// your code, by a [Deliver] that you write, and fail the test with the row, the statement and the line that broke the promise:
+//
+//   - [Hammer]: the same events over and over, many at a time;
+//   - [CrashPoints]: with the connection cut at each request in turn;
+//   - [Record]: one delivery, with an eye on what leaves the handler's transaction, and on calls out of the process;
+//   - [RequireSingleConn]: a second connection beside a transaction.
+//
+// [RequireKey], [RequireNoKey], [RequireReplayed] and [AgeKeys] are for tests of your own. [Expect] and [NewMock] are for unit
+// tests without a database, which cannot show a race.
+//
+// What a delivery leaves running, in whatever way it ends, fails the test; none of the package's own goroutines outlives a
+// call, but for the pools that close when the test ends.
 //
 // # The server
 //

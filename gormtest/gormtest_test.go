@@ -519,6 +519,9 @@ func newFakeTest() *fakeTest { return &fakeTest{} }
 
 func (f *fakeTest) Cleanup(fn func()) { f.cleanups = append(f.cleanups, fn) }
 func (f *fakeTest) Helper()           {}
+func (f *fakeTest) Name() string      { return "fake" }
+
+func (f *fakeTest) Context() context.Context { return context.Background() }
 
 func (f *fakeTest) Errorf(format string, args ...any) {
 	f.errors = append(f.errors, fmt.Sprintf(format, args...))
