@@ -122,7 +122,7 @@ func TestCancelledDeliveryLeavesNothing(t *testing.T) {
 	defer foreign.Rollback()
 	mustExec(t, foreign, "INSERT INTO idempotency_keys (source, event_id, payload_digest) VALUES ('s', 'blocked', 'x')")
 
-	const rounds = 200
+	const places, rounds = 8, 8 * 200
 	errGaveUp := errors.New("gave up")
 	place := func(round int) (string, func(context.Context, context.CancelFunc) error) {
 		id := fmt.Sprintf("evt%d", round)
@@ -133,7 +133,7 @@ func TestCancelledDeliveryLeavesNothing(t *testing.T) {
 				return err
 			}
 			soon := func() { time.AfterFunc(rand.N(3*time.Millisecond), cancel) }
-			switch round % 8 {
+			switch round % places {
 			case 0:
 				cancel()
 				return do(id, unwanted(t))
@@ -204,7 +204,7 @@ func TestCancelAroundTheCommitIsAllOrNothing(t *testing.T) {
 	}}}})
 	other := open(t, setup{dsn: dsn})
 	outcomes := map[string]int{}
-	const rounds = 60
+	const rounds = 3 * 200
 	for round := range rounds {
 		id := fmt.Sprintf("evt%d", round)
 		ctx, cancel := context.WithCancel(t.Context())

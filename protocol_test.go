@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -289,6 +290,27 @@ func TestEffectIsUndoneIfTheAnswerCannotBeStored(t *testing.T) {
 			requireNoKey(t, db, "s", "evt")
 		})
 	}
+}
+
+// Case C77: so it is if the role may not store it.
+func TestEffectIsUndoneIfTheRoleMayNotStoreTheAnswer(t *testing.T) {
+	t.Parallel()
+	dsn := gormtest.DSN(t)
+	db := open(t, setup{dsn: dsn})
+	role := fmt.Sprintf("claimer_%d", time.Now().UnixNano())
+	mustExec(t, db, "CREATE ROLE "+role)
+	t.Cleanup(func() { mustExec(t, db.WithContext(context.Background()), "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	mustExec(t, db, "GRANT SELECT, INSERT ON idempotency_keys TO "+role)
+	mustExec(t, db, "GRANT ALL ON orders, orders_id_seq TO "+role)
+	mine := open(t, setup{dsn: dsn, conns: 1})
+	mustExec(t, mine, "SET ROLE "+role)
+	result, err := idempotency.Do(mine, "s", "evt", nil, placeOrder("evt"))
+	if result != nil {
+		t.Errorf("got %+v", result)
+	}
+	requireState(t, err, "42501")
+	requireEffects(t, db, "evt", 0)
+	requireNoKey(t, db, "s", "evt")
 }
 
 // Case C88: a delivery that failed has not been seen: the next one runs.
