@@ -509,6 +509,24 @@ func TestDocumentedStatementsAreTheLibrarys(t *testing.T) {
 	}
 }
 
+// Each of Inspect's checks has its heading in docs/operations.md, where the link in a runbook leads.
+func TestDocsHaveEveryFinding(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("finding.go")
+	requireError(t, err, nil)
+	operations, err := os.ReadFile("docs/operations.md")
+	requireError(t, err, nil)
+	checks := regexp.MustCompile(`(?m)^\tcheck\w+ += "(.+)"$`).FindAllSubmatch(source, -1)
+	if len(checks) < 10 {
+		t.Fatalf("found %d checks in finding.go", len(checks))
+	}
+	for _, check := range checks {
+		if !strings.Contains(string(operations), "\n### "+string(check[1])+"\n\n*") {
+			t.Errorf("docs/operations.md does not say what to do about %s", check[1])
+		}
+	}
+}
+
 func TestDocsLinksResolve(t *testing.T) {
 	t.Parallel()
 	report(t, linkProblems(readDocuments(t)))

@@ -169,10 +169,12 @@ func (i *inspection) missingIndexes() {
 	if len(missing) == 0 {
 		return
 	}
+	named := "idx_" + strings.ReplaceAll(i.plugin.table.String(), ".", "_")
 	i.find(Finding{
 		Check: checkMissingIndex, Severity: Warning,
 		Message: "The table lacks " + enumerated(missing) + ".",
-		Remedy:  enumerated(create) + ". For a partitioned table the migrations create them on the parent.",
+		Remedy: enumerated(create) + ". An ordinary table's are called " + named + "_claimed_at and " + named +
+			"_incomplete by the migrations, which create them again under any other name; on a partitioned table create them on the parent afterwards.",
 	})
 }
 

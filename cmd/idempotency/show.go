@@ -278,7 +278,7 @@ func (s *shownKey) text() string {
 		line("digest", "%s %s", visible(s.Digest.Scheme), s.Digest.Sum)
 	}
 	if s.SweptAfter != nil {
-		line("kept until", "%s", instant(*s.SweptAfter))
+		line("kept to", "%s", instant(*s.SweptAfter))
 	}
 	line("holder", "%s", s.Holder.describe())
 	if s.PayloadMatches != nil {
