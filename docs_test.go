@@ -500,7 +500,7 @@ func TestDocumentedStatementsAreTheLibrarys(t *testing.T) {
 	documented := words(text.String())
 	statements := pgsql.Render(pgsql.Table{Name: pgsql.DefaultTable})
 	for _, statement := range []string{
-		statements.Claim, statements.Lookup, statements.Complete,
+		statements.Claim, statements.Lookup, statements.Complete, statements.CompleteOne,
 		pgsql.Savepoint(1), pgsql.ReleaseSavepoint(1), pgsql.RollbackToSavepoint(1),
 	} {
 		if !strings.Contains(documented, words(strings.ReplaceAll(statement, `"`, ""))+";") {
