@@ -51,7 +51,7 @@ type Sweeper struct {
 	classes []retentionClass
 	brin    *brinKeeper
 	turn    chan struct{} // one run at a time in this Sweeper
-	due     map[string]time.Time
+	due     map[pileName]time.Time
 }
 
 // SweepReport is what one run did.
@@ -81,7 +81,7 @@ func NewSweeper(db *gorm.DB, config SweeperConfig) (*Sweeper, error) {
 	}
 	return &Sweeper{
 		plugin: p, db: db.Session(&gorm.Session{NewDB: true}), config: config, classes: p.config.retentionClasses(),
-		brin: newBrinKeeper(), turn: make(chan struct{}, 1), due: make(map[string]time.Time),
+		brin: newBrinKeeper(), turn: make(chan struct{}, 1), due: make(map[pileName]time.Time),
 	}, nil
 }
 
@@ -275,7 +275,14 @@ func (s *Sweeper) piles(ctx context.Context) ([]pile, error) {
 	return piles, nil
 }
 
-func (p pile) name() string { return p.leaf.Relation + " " + p.class.sources }
+// pileName tells piles apart: two classes can have the same sources, one of them and one of all the others.
+type pileName struct {
+	relation string
+	class    pgsql.Class
+	sources  string
+}
+
+func (p pile) name() pileName { return pileName{p.leaf.Relation, p.class.class, p.class.sources} }
 
 // clear deletes batches of a pile. It reports whether the run may go on to the next one.
 func (s *Sweeper) clear(ctx context.Context, p pile, batches int, report *SweepReport) (bool, error) {

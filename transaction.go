@@ -136,6 +136,10 @@ func outcome(err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, pipelined.ErrLast) && pgsql.NotOneRow(err):
+		return errNotOneRow(errNoOneRow)
+	case errors.Is(err, pipelined.ErrLast):
+		return statementError("store the answer", err)
 	case pgsql.CertainlyRolledBack(err) && pgsql.State(err) == "":
 		return fmt.Errorf("idempotency: commit: the transaction was aborted by a statement whose error the handler dropped: %w", err)
 	case pgsql.CertainlyRolledBack(err):
@@ -153,11 +157,8 @@ func (t *ownTransaction) open() *scope {
 }
 
 func (t *ownTransaction) keep(a answer) error {
-	together := t.pipelined && a.status != 0
-	if !together {
-		if err := t.complete(a); err != nil {
-			return err
-		}
+	if err := t.complete(a); err != nil {
+		return err
 	}
 	if err := t.ctx.Err(); err != nil {
 		return fmt.Errorf("idempotency: before the commit: %w", err)
@@ -166,36 +167,28 @@ func (t *ownTransaction) keep(a answer) error {
 		return errors.New("idempotency: before the commit: the transaction was rolled back, since a joined call in it could not be undone")
 	}
 	t.ended = true
-	var err error
-	if together {
-		err = t.completeAndCommit(a)
-	} else {
-		err = commit(t.conn)
-	}
+	err := commit(t.conn)
 	if err != nil {
-		_ = t.conn.(gorm.TxCommitter).Rollback() // a transaction of the application's own, or a pipelined one, may not have ended
+		_ = t.conn.(gorm.TxCommitter).Rollback() // a transaction of the application's own may not have ended
 	}
 	return err
 }
 
-// completeAndCommit stores the answer and commits in one round trip. COMMIT is on its way before the completion has
-// reported how many rows it changed, so that the statement fails by itself unless that was one.
-func (t *ownTransaction) completeAndCommit(a answer) error {
-	var commit pipelined.Commit
-	_, err := t.exec(pipelined.WithCommit(t.ctx, &commit), "store the answer and commit", t.sql.CompleteOne, a.completion(t.keyArgs())...)
-	switch {
-	case err == nil:
-		err = t.conn.(gorm.TxCommitter).Commit() // gives the connection back
-		if commit.Made {
-			return nil // whatever database/sql says of a context that has ended meanwhile
-		}
-	case errors.Is(err, pipelined.ErrNotSent):
-		return err
-	case pgsql.NotOneRow(err):
-		return errNotOneRow("none, or more than one")
+// complete stores the answer. Pipelined, the statement waits for COMMIT: nobody would look at how many rows it has changed,
+// so that it is one which fails by itself unless that was one.
+func (t *ownTransaction) complete(a answer) error {
+	if !t.pipelined || a.status == 0 {
+		return t.statements.complete(a)
 	}
-	return outcome(err)
+	_, err := t.exec(pipelined.WithLast(t.ctx), "store the answer", t.sql.CompleteOne, a.completion(t.keyArgs())...)
+	if pgsql.NotOneRow(err) {
+		return errNotOneRow(errNoOneRow)
+	}
+	return err
 }
+
+// errNoOneRow stands for the division by zero that the pipelined completion fails with.
+var errNoOneRow = errors.New("other than 1 row matches the claimed key")
 
 func (t *ownTransaction) undo() error {
 	if t.stop != nil {
@@ -365,13 +358,13 @@ func (s *statements) complete(a answer) error {
 	}
 	updated, err := s.exec(s.ctx, "store the answer", s.sql.Complete, a.completion(s.keyArgs())...)
 	if err == nil && updated != 1 {
-		return errNotOneRow(fmt.Sprint(updated))
+		return errNotOneRow(fmt.Errorf("%d rows match the claimed key, want 1", updated))
 	}
 	return err
 }
 
-func errNotOneRow(matched string) error {
-	return fmt.Errorf("idempotency: store the answer: %s rows match the claimed key, want 1: the handler, or a trigger, deleted or answered it", matched)
+func errNotOneRow(cause error) error {
+	return fmt.Errorf("idempotency: store the answer: the handler, or a trigger, deleted the claimed key or answered it: %w", cause)
 }
 
 // endedByOthers explains a transaction that was over before its call was. database/sql rolls back when the context ends;

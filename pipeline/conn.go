@@ -4,7 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
-	"fmt"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -18,8 +18,8 @@ import (
 type conn struct {
 	*stdlib.Conn
 
-	begin     string // the BEGIN that has not been sent yet, or ""
-	committed bool   // the transaction's COMMIT was sent with a statement, and the server has confirmed it
+	open  *transaction // the one that is under way, if it is the library's
+	begin string       // its BEGIN, until that is sent
 }
 
 // beginnings are the transactions whose BEGIN can wait. Any other isolation is for pgx to refuse.
@@ -44,8 +44,8 @@ func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 	if opts.ReadOnly {
 		begin += " read only"
 	}
-	c.begin, c.committed = begin, false
-	return &transaction{ctx: ctx, conn: c}, nil
+	c.begin, c.open = begin, &transaction{ctx: ctx, conn: c}
+	return c.open, nil
 }
 
 // QueryContext implements driver.QueryerContext. The first one of a transaction travels with its BEGIN.
@@ -63,14 +63,12 @@ func (c *conn) QueryContext(ctx context.Context, query string, args []driver.Nam
 
 	results := c.Conn.Conn().SendBatch(ctx, batch)
 	found, err := readBegun(results)
-	if closed := closed(results); err == nil {
-		err = closed
-	}
+	err = c.ended(results, err)
 	switch {
 	case err == nil:
 		return found, nil
 	case pgconn.SafeToRetry(err):
-		return nil, driver.ErrBadConn // as pgx says of a BEGIN that was not sent
+		return nil, driver.ErrBadConn // as pgx says of a statement that was not sent
 	}
 	return nil, err
 }
@@ -86,52 +84,42 @@ func readBegun(results pgx.BatchResults) (*rows, error) {
 	return readAll(answer)
 }
 
-// closed ends a batch, so that the connection can be used again. It takes two calls: after rows that ended with an error the
+// ended ends a batch, so that the connection can be used again. It takes two calls: after rows that ended with an error the
 // first one of pgx 5.7 returns that error and leaves the connection busy.
-func closed(results pgx.BatchResults) error {
+//
+// After a batch, unlike after a statement by itself, pgx goes on with a prepared statement that the server no longer has, or
+// whose table has changed. Such a connection is closed, and the pool opens another.
+func (c *conn) ended(results pgx.BatchResults, err error) error {
 	_ = results.Close()
-	return results.Close()
+	if closed := results.Close(); err == nil {
+		err = closed
+	}
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && (refused.Code == "26000" || refused.Routine == "RevalidateCachedQuery") {
+		c.discard()
+	}
+	return err
 }
 
-// ExecContext implements driver.ExecerContext. One that is marked travels with COMMIT.
+// discard closes the connection without waiting for the server, which rolls back.
+func (c *conn) discard() {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = c.Conn.Conn().Close(ctx)
+}
+
+// ExecContext implements driver.ExecerContext. One that is marked waits for Commit: from then on database/sql lets nobody
+// else use the transaction. What a goroutine that the handler left behind executes after COMMIT would be a transaction of
+// its own.
 func (c *conn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	if commit := pipelined.CommitOf(ctx); commit != nil {
-		return c.execAndCommit(ctx, commit, query, args)
+	if c.open != nil && c.begin == "" && pipelined.CommitFollows(ctx) {
+		c.open.last = &statement{query, values(args)}
+		return driver.RowsAffected(1), nil
 	}
 	if err := c.sendBegin(ctx); err != nil {
 		return nil, err
 	}
 	return c.Conn.ExecContext(ctx, query, args)
-}
-
-// execAndCommit sends a statement and COMMIT. The server executes COMMIT only if the statement has succeeded: after an error
-// it skips whatever came with it, and the transaction is left to be rolled back. An error may mean anything: nobody may
-// repeat it.
-func (c *conn) execAndCommit(ctx context.Context, commit *pipelined.Commit, query string, args []driver.NamedValue) (driver.Result, error) {
-	if c.Conn.Conn().IsClosed() {
-		return nil, pipelined.ErrNotSent
-	}
-	batch := &pgx.Batch{}
-	batch.Queue(query, values(args)...)
-	batch.Queue("commit")
-
-	results := c.Conn.Conn().SendBatch(ctx, batch)
-	changed, err := results.Exec()
-	var ended pgconn.CommandTag
-	if err == nil {
-		ended, err = results.Exec()
-	}
-	if closed := closed(results); err == nil {
-		err = closed
-	}
-	switch {
-	case err != nil:
-		return nil, err
-	case ended.String() == "ROLLBACK":
-		return nil, pgx.ErrTxCommitRollback
-	}
-	c.committed, commit.Made = true, true
-	return driver.RowsAffected(changed.RowsAffected()), nil
 }
 
 // Prepare implements driver.Conn.
@@ -156,50 +144,6 @@ func (c *conn) sendBegin(ctx context.Context) error {
 	c.begin = ""
 	_, err := c.Conn.ExecContext(ctx, begin, nil)
 	return err
-}
-
-// transaction is one whose BEGIN could wait.
-type transaction struct {
-	ctx  context.Context // of BeginTx, which is the one that pgx too ends a transaction with
-	conn *conn
-}
-
-// Commit implements driver.Tx.
-func (t *transaction) Commit() error {
-	if t.conn.begin != "" || t.conn.committed {
-		t.conn.begin = ""
-		return nil
-	}
-	pgxConn := t.conn.Conn.Conn()
-	ended, err := pgxConn.Exec(t.ctx, "commit")
-	switch {
-	case err != nil && pgxConn.PgConn().TxStatus() != 'I':
-		t.discard()
-		return err
-	case err == nil && ended.String() == "ROLLBACK":
-		return pgx.ErrTxCommitRollback
-	}
-	return err
-}
-
-// Rollback implements driver.Tx. A connection that cannot be rolled back is closed, and the server rolls back.
-func (t *transaction) Rollback() error {
-	pgxConn := t.conn.Conn.Conn()
-	if t.conn.begin != "" || t.conn.committed || pgxConn.PgConn().TxStatus() == 'I' {
-		t.conn.begin = ""
-		return nil
-	}
-	if _, err := pgxConn.Exec(t.ctx, "rollback"); err != nil {
-		t.discard()
-		return fmt.Errorf("roll back: %w", err)
-	}
-	return nil
-}
-
-func (t *transaction) discard() {
-	ctx, cancel := context.WithCancel(t.ctx)
-	cancel() // does not wait for the server
-	_ = t.conn.Conn.Conn().Close(ctx)
 }
 
 func values(args []driver.NamedValue) []any {

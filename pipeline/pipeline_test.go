@@ -5,10 +5,13 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -87,14 +90,18 @@ func requireDone(t *testing.T, err error) {
 
 // modes are pgx's ways to send a statement: each batches in a way of its own.
 var modes = []pgx.QueryExecMode{
-	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
+	pgx.QueryExecModeSimpleProtocol,
 }
 
 // The promise: once its statements are prepared, a transaction that claims a key and stores an answer takes as many round
-// trips as one without the library.
+// trips as one without the library. But for describe_exec, which asks for a description before each batch.
 func TestDeliveryTakesNoRoundTripOfItsOwn(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {
+		if mode == pgx.QueryExecModeDescribeExec {
+			continue
+		}
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			config := parse(t, gormtest.DSN(t))
@@ -243,12 +250,115 @@ func TestCompletionOfNoRowCommitsNothing(t *testing.T) {
 			requireDone(t, db.Exec(`CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$`).Error)
 			requireDone(t, db.Exec(`CREATE TRIGGER skip BEFORE UPDATE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION skip()`).Error)
 			result, err := idempotency.Do(db, "s", "evt", nil, placeAndAnswer("evt"))
-			if result != nil || err == nil || !strings.Contains(err.Error(), "rows match the claimed key") {
+			if result != nil || err == nil || !strings.Contains(err.Error(), "deleted the claimed key or answered it") {
 				t.Errorf("%+v, %v", result, err)
 			}
 			requireEffects(t, db, "evt", 0)
 		})
 	}
+}
+
+// What a goroutine executes that the handler left behind belongs to the transaction or fails: once COMMIT is on its way it
+// would be a transaction of its own, which stays when the delivery's is rolled back.
+func TestNothingFollowsTheCommit(t *testing.T) {
+	t.Parallel()
+	db := open(t, pipeline.OpenDB(stdlib.GetConnector(*parse(t, gormtest.DSN(t)))))
+	requireDone(t, db.Exec(`ALTER TABLE orders ADD UNIQUE (event) DEFERRABLE INITIALLY DEFERRED`).Error)
+	requireDone(t, db.Exec(`CREATE TABLE leftovers (event text)`).Error)
+	requireDone(t, db.Create(&order{Event: "taken"}).Error)
+	for round := range 30 {
+		var left sync.WaitGroup
+		_, err := idempotency.Do(db, "s", fmt.Sprint(round), nil, func(tx *gorm.DB) error {
+			conn, ctx := tx.Statement.ConnPool, context.WithoutCancel(tx.Statement.Context)
+			left.Go(func() {
+				for {
+					if _, err := conn.ExecContext(ctx, "INSERT INTO leftovers VALUES ($1)", round); errors.Is(err, sql.ErrTxDone) {
+						return
+					}
+				}
+			})
+			return placeAndAnswer("taken")(tx) // COMMIT finds that it is there twice
+		})
+		left.Wait()
+		if err == nil {
+			t.Error("the commit should fail")
+		}
+	}
+	var kept int64
+	requireDone(t, db.Raw("SELECT count(*) FROM leftovers").Scan(&kept).Error)
+	if kept != 0 {
+		t.Errorf("%d rows are left of deliveries that were rolled back", kept)
+	}
+}
+
+// A statement that the server no longer has, or whose table has changed, costs a delivery at most, and not every one that its
+// connection is given.
+func TestPreparedStatementsThatAreStale(t *testing.T) {
+	t.Parallel()
+	for _, change := range []string{
+		"ALTER TABLE idempotency_keys ALTER claimed_at TYPE timestamptz(3)", "DEALLOCATE ALL", "DISCARD ALL",
+	} {
+		t.Run(change, func(t *testing.T) {
+			t.Parallel()
+			pool := pipeline.OpenDB(stdlib.GetConnector(*parse(t, gormtest.DSN(t))))
+			pool.SetMaxOpenConns(1)
+			db := open(t, pool)
+			_, err := idempotency.Do(db, "s", "before", nil, placeAndAnswer("before"))
+			requireDone(t, err)
+			requireDone(t, db.Exec(change).Error)
+			_, first := idempotency.Do(db, "s", "first", nil, placeAndAnswer("first"))
+			if errors.Is(first, idempotency.ErrOutcomeUnknown) {
+				t.Errorf("unknown: %v", first)
+			}
+			_, err = idempotency.Do(db, "s", "second", nil, placeAndAnswer("second"))
+			requireDone(t, err)
+		})
+	}
+}
+
+// An error of COMMIT itself is not taken for one of the statement before it.
+func TestCommitThatDividesByZero(t *testing.T) {
+	t.Parallel()
+	db := open(t, pipeline.OpenDB(stdlib.GetConnector(*parse(t, gormtest.DSN(t)))))
+	requireDone(t, db.Exec(`CREATE FUNCTION divide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM 1 / 0; RETURN NULL; END $$`).Error)
+	requireDone(t, db.Exec(`CREATE CONSTRAINT TRIGGER divide AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+		EXECUTE FUNCTION divide()`).Error)
+	_, err := idempotency.Do(db, "s", "evt", nil, placeAndAnswer("evt"))
+	if err == nil || !strings.Contains(err.Error(), "commit: ") || strings.Contains(err.Error(), "store the answer") {
+		t.Errorf("got %v", err)
+	}
+	requireEffects(t, db, "evt", 0)
+}
+
+// A logger that keeps GORM's statements in the same database is called with the statement's context, marks included. Its own
+// write is executed all the same.
+func TestLoggerThatWritesToThePool(t *testing.T) {
+	t.Parallel()
+	db := open(t, pipeline.OpenDB(stdlib.GetConnector(*parse(t, gormtest.DSN(t)))))
+	pool, err := db.DB()
+	requireDone(t, err)
+	requireDone(t, db.Exec(`CREATE TABLE log (statement text)`).Error)
+	_, err = idempotency.Do(db.Session(&gorm.Session{Logger: writingLogger{logger.Discard, t, pool}}), "s", "evt", nil, placeAndAnswer("evt"))
+	requireDone(t, err)
+	requireEffects(t, db, "evt", 1)
+	var logged int64
+	requireDone(t, db.Raw("SELECT count(*) FROM log WHERE statement LIKE 'WITH completed%'").Scan(&logged).Error)
+	if logged != 1 {
+		t.Errorf("the completion was logged %d times", logged)
+	}
+}
+
+type writingLogger struct {
+	logger.Interface
+
+	t    *testing.T
+	pool *sql.DB
+}
+
+func (l writingLogger) Trace(ctx context.Context, _ time.Time, statement func() (string, int64), _ error) {
+	text, _ := statement()
+	_, err := l.pool.ExecContext(ctx, "INSERT INTO log VALUES ($1)", text)
+	requireDone(l.t, err)
 }
 
 // A wrapper around the driver, for tracing perhaps, may lose what a context carries. Then the library commits by itself, and

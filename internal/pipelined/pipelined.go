@@ -8,8 +8,8 @@ import (
 	"errors"
 )
 
-// Driver is a driver whose connections heed the marks. The protocol asks before it marks anything: what it does once
-// COMMIT has travelled with a statement would be wrong where it has not.
+// Driver is a driver whose connections heed the marks. The protocol asks before it marks anything, since a mark costs an
+// allocation.
 type Driver interface {
 	driver.Driver
 
@@ -17,12 +17,13 @@ type Driver interface {
 	Pipelines()
 }
 
-// ErrNotSent is the error of a statement that was to travel with COMMIT and of which nothing has left the process.
-var ErrNotSent = errors.New("the connection was closed before the statement was sent")
+// ErrLast is wrapped by the error of a Commit that the server has not executed: it refused the statement that waited for it,
+// or got neither.
+var ErrLast = errors.New("the transaction's last statement failed")
 
 type (
-	claimMark  struct{}
-	commitMark struct{}
+	claimMark struct{}
+	lastMark  struct{}
 )
 
 // WithClaim marks a BeginTx: a statement follows at once, and BEGIN may wait for it.
@@ -31,20 +32,10 @@ func WithClaim(ctx context.Context) context.Context { return context.WithValue(c
 // ClaimFollows reports whether a BeginTx is marked.
 func ClaimFollows(ctx context.Context) bool { return ctx.Value(claimMark{}) != nil }
 
-// Commit is a COMMIT that travels with a transaction's last statement.
-type Commit struct {
-	Made bool // the driver has sent it, and the server has confirmed it
-}
+// WithLast marks a transaction's last ExecContext: Commit follows at once, and the statement may wait for it. It has to fail
+// by itself unless it changes one row, which is what it is then said to have done. A driver in between may lose the mark,
+// and no harm is done.
+func WithLast(ctx context.Context) context.Context { return context.WithValue(ctx, lastMark{}, true) }
 
-// WithCommit marks a transaction's last ExecContext: COMMIT follows at once, and is executed only if the statement
-// succeeds. The transaction's Commit then does nothing more. The driver says whether it did so: one in between may have lost
-// the mark.
-func WithCommit(ctx context.Context, commit *Commit) context.Context {
-	return context.WithValue(ctx, commitMark{}, commit)
-}
-
-// CommitOf is the COMMIT that an ExecContext is marked with, or nil.
-func CommitOf(ctx context.Context) *Commit {
-	commit, _ := ctx.Value(commitMark{}).(*Commit)
-	return commit
-}
+// CommitFollows reports whether an ExecContext is marked.
+func CommitFollows(ctx context.Context) bool { return ctx.Value(lastMark{}) != nil }
