@@ -41,7 +41,7 @@ func (i *inspection) unusable(err error) {
 }
 
 // privileges is a note: a service that claims and a job that sweeps may well have roles of their own.
-func (i *inspection) privileges() {
+func (i *inspection) privileges(unsweepable []string) {
 	s := i.server
 	var lacking []string
 	for _, right := range []struct {
@@ -57,6 +57,10 @@ func (i *inspection) privileges() {
 		message = fmt.Sprintf("The role %q has no right to %s on the table: deliveries need SELECT, INSERT and UPDATE, and sweeps SELECT, UPDATE and DELETE. ",
 			s.Role, strings.Join(lacking, ", "))
 		grant = fmt.Sprintf("If this role has to deliver or sweep: GRANT %s ON %s TO %q. ", strings.Join(lacking, ", "), i.plugin.table.Quoted(), s.Role)
+	}
+	if len(unsweepable) > 0 {
+		message += fmt.Sprintf("The role %q may not sweep each partition, where its rights on the table count for nothing: %s. ", s.Role, enumerated(unsweepable))
+		grant += fmt.Sprintf("If this role has to sweep: GRANT SELECT, UPDATE, DELETE ON %s TO %q. ", strings.Join(unsweepable, ", "), s.Role)
 	}
 	if !s.Owner {
 		message += fmt.Sprintf("The role %q is no member of the role that owns the table, so its sweeps cannot summarise the BRIN index anew.", s.Role)
@@ -374,16 +378,19 @@ func (i *inspection) estimate() string {
 }
 
 func (i *inspection) deletedEarly(gone pgsql.Vanished, oldestLeft, kept time.Duration) {
-	left := "none of them is left"
-	if oldestLeft > 0 {
-		left = "the oldest that is left is " + span(oldestLeft) + " old"
+	severity, left := Critical, "the oldest that is left is "+span(oldestLeft)+" old"
+	purpose := "If it was on purpose, ANALYZE the table."
+	if oldestLeft == 0 {
+		// The statistics of an empty table stay those of its last keys, and nobody could end the alarm.
+		severity, left = Warning, "none of them is left"
+		purpose = "If it was on purpose, it is forgotten when there are keys again and ANALYZE has seen them."
 	}
 	i.find(Finding{
-		Check: checkDeletedEarly, Severity: Critical,
+		Check: checkDeletedEarly, Severity: severity,
 		Message: fmt.Sprintf("Keys are deleted before their time: the table's statistics saw keys that would be up to %s old by now, %.0f %% of all, and %s, "+
 			"though each is kept for %s at least. A redelivery of these events takes effect again.", span(gone.Oldest), 100*gone.Share, left, span(kept)),
 		Remedy: "Look for whatever else deletes from the table: a job with a shorter interval, a process with another Config, TRUNCATE, a backup that was restored. " +
-			"If it was on purpose, ANALYZE the table.",
+			purpose,
 	})
 }
 

@@ -324,8 +324,12 @@ func (i *inspection) lookAtSchema(ctx context.Context, e executor) error {
 }
 
 func (i *inspection) lookAtServer(ctx context.Context, e executor) (err error) {
-	if i.server, err = pgsql.ReadServer(ctx, e.conn, i.plugin.table); err == nil {
-		i.privileges()
+	if i.server, err = pgsql.ReadServer(ctx, e.conn, i.plugin.table); err != nil {
+		return err
+	}
+	unsweepable, err := pgsql.Unsweepable(ctx, e.conn, i.plugin.table)
+	if err == nil {
+		i.privileges(unsweepable)
 	}
 	return err
 }
@@ -515,6 +519,10 @@ func (c Config) retentionBySource() string {
 // million times, and two of them never.
 const vanishedShare = 0.05
 
+// vanishedSpan is the part of the retention by which the oldest key that is gone has to be older than the oldest that is
+// left: the sample may lack the oldest of many keys that are about as old.
+const vanishedSpan = 20
+
 // lookForDeletedEarly compares what the planner's statistics saw with what is left. Counters of deletions prove nothing, since
 // nobody knows how old the deleted keys were; keys that were seen and are gone before they could be due do.
 func (i *inspection) lookForDeletedEarly(ctx context.Context, e executor, first sample) error {
@@ -530,7 +538,7 @@ func (i *inspection) lookForDeletedEarly(ctx context.Context, e executor, first 
 	}
 	oldest := max(first.oldest, second.oldest)
 	gone, err = pgsql.FindVanished(ctx, e.conn, i.plugin.table, oldest, kept)
-	if err == nil && gone.Share >= vanishedShare {
+	if err == nil && gone.Share >= vanishedShare && gone.Oldest-oldest > kept/vanishedSpan {
 		i.deletedEarly(gone, oldest, kept)
 	}
 	return err

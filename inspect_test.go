@@ -280,8 +280,12 @@ func TestInspectEstimatesFromASample(t *testing.T) {
 // Keys that the statistics saw and that are gone before they could be due were deleted by something else.
 func TestInspectFindsKeysThatAreDeletedEarly(t *testing.T) {
 	t.Parallel()
-	for name, deleting := range map[string]string{
-		"another program": "DELETE FROM idempotency_keys WHERE claimed_at < now() - interval '7 days'", "TRUNCATE": "TRUNCATE idempotency_keys",
+	for name, test := range map[string]struct {
+		deleting string
+		severity idempotency.Severity
+	}{
+		"another program": {"DELETE FROM idempotency_keys WHERE claimed_at < now() - interval '7 days'", idempotency.Critical},
+		"TRUNCATE":        {"TRUNCATE idempotency_keys", idempotency.Warning},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -293,13 +297,30 @@ func TestInspectFindsKeysThatAreDeletedEarly(t *testing.T) {
 				t.Fatal(err)
 			}
 			requireNoFinding(t, inspect(t, db), "deleted-early")
-			mustExec(t, db, deleting)
-			requireFinding(t, inspect(t, db), "deleted-early", idempotency.Critical, "29 days old", "kept for 30 days", "takes effect again")
+			mustExec(t, db, test.deleting)
+			requireFinding(t, inspect(t, db), "deleted-early", test.severity, "29 days old", "kept for 30 days", "takes effect again")
 			mustExec(t, db, "ANALYZE idempotency_keys")
 			if name != "TRUNCATE" { // ANALYZE keeps the statistics of a table that is empty
 				requireNoFinding(t, inspect(t, db), "deleted-early")
 			}
 		})
+	}
+}
+
+// A sample may lack the oldest of many keys that are about as old. That is no early deletion.
+func TestKeysOfOneAgeAreNotDeletedEarly(t *testing.T) {
+	t.Parallel()
+	db := open(t, setup{})
+	mustExec(t, db, "ALTER TABLE idempotency_keys SET (autovacuum_enabled = off)")
+	mustExec(t, db, `INSERT INTO idempotency_keys (source, event_id, payload_digest, claimed_at, completed_at)
+		SELECT 's', n::text, '\x00', now() - interval '60 days', now() FROM generate_series(1, 60000) AS n`)
+	insertKeys(t, db, "s", 2000, 10*time.Minute, time.Minute) // on few of the pages, most of which the sample does not see
+	mustExec(t, db, "ANALYZE idempotency_keys")
+	if _, err := newSweeper(t, db, idempotency.SweeperConfig{}).Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		requireNoFinding(t, inspect(t, db), "deleted-early")
 	}
 }
 
