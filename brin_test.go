@@ -30,16 +30,22 @@ func requireSwept(t *testing.T, sweeper *idempotency.Sweeper) {
 	}
 }
 
+// narrowRanges makes more ranges of a table than a run looks at in turn.
+func narrowRanges(t *testing.T, db *gorm.DB) {
+	t.Helper()
+	mustExec(t, db, `DO $$ BEGIN EXECUTE (SELECT format('ALTER INDEX %s SET (pages_per_range = 16)', indexrelid::regclass)
+		FROM pg_index WHERE indrelid = 'idempotency_keys'::regclass AND indexrelid::regclass::text LIKE '%claimed%'); END $$`)
+	mustExec(t, db, "REINDEX TABLE idempotency_keys")
+}
+
 // A process that ends takes with it what it would have summarised anew, and so does one that is started for each run. The
 // next ones come round to it.
 func TestRangesOutliveTheirSweeper(t *testing.T) {
 	t.Parallel()
 	db := open(t, setup{})
 	mustExec(t, db, "ALTER TABLE idempotency_keys SET (autovacuum_enabled = off)")
-	mustExec(t, db, `DO $$ BEGIN EXECUTE (SELECT format('ALTER INDEX %s SET (pages_per_range = 16)', indexrelid::regclass)
-		FROM pg_index WHERE indrelid = 'idempotency_keys'::regclass AND indexrelid::regclass::text LIKE '%claimed%'); END $$`)
-	mustExec(t, db, "REINDEX TABLE idempotency_keys")
-	insertKeys(t, db, "s", 120_000, 60*day, 0) // more ranges than a run looks at
+	narrowRanges(t, db)
+	insertKeys(t, db, "s", 120_000, 60*day, 0)
 	mustExec(t, db, "VACUUM idempotency_keys") // which summarises them
 	sweepBesideASnapshot(t, db, newSweeper(t, db, idempotency.SweeperConfig{}))
 	mustExec(t, db, "VACUUM idempotency_keys")

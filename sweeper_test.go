@@ -309,7 +309,9 @@ func TestRangesWaitForOldSnapshots(t *testing.T) {
 	t.Parallel()
 	db := open(t, setup{})
 	mustExec(t, db, "ALTER TABLE idempotency_keys SET (autovacuum_enabled = off)")
+	narrowRanges(t, db)
 	insertKeys(t, db, "s", 30_000, 60*day, 0)
+	mustExec(t, db, "VACUUM idempotency_keys") // which summarises them
 	reader := db.Begin(nil)
 	defer reader.Rollback()
 	mustExec(t, reader, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -322,6 +324,10 @@ func TestRangesWaitForOldSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustExec(t, db, "VACUUM idempotency_keys")
+	eventually(t, "nobody has a snapshot, not even an autovacuum of a catalogue", func() bool {
+		return read[bool](t, db, `SELECT NOT EXISTS (SELECT FROM pg_stat_activity
+			WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database())`)
+	})
 	if report, err := sweeper.Sweep(t.Context()); err != nil || report.Deleted != 0 {
 		t.Fatalf("got %+v, %v", report, err)
 	}

@@ -58,7 +58,7 @@ type ownTransaction struct {
 	statements
 	pool      gorm.ConnPool      // conn, with the statement cache that the handle's session wants around it
 	stop      context.CancelFunc // ends ctx, where GORM's Config limits how long a transaction takes
-	pipelined bool               // BEGIN travels with the claim, and COMMIT with the answer
+	pipelined bool               // BEGIN travels with the claim, COMMIT with the answer, and ROLLBACK with the look-up
 	ended     bool               // COMMIT was sent
 }
 
@@ -81,7 +81,26 @@ func (t *ownTransaction) begin() (claim, error) {
 		return claim{}, err
 	}
 	t.conn = unwrap(t.pool)
-	return t.claim()
+	return t.statements.claim()
+}
+
+// lookup ends the transaction too where it is pipelined: a duplicate has nothing more to do in it.
+func (t *ownTransaction) lookup() (*storedRow, error) {
+	if !t.pipelined {
+		return t.statements.lookup(t.ctx)
+	}
+	row, err := t.statements.lookup(pipelined.WithRollback(t.ctx))
+	_ = t.conn.(gorm.TxCommitter).Rollback() // gives the connection back
+	t.conn = nil
+	return row, err
+}
+
+// claim is the second one, after a look-up that found nobody's row: in the same transaction, or in another if that has ended.
+func (t *ownTransaction) claim() (claim, error) {
+	if t.conn == nil {
+		return t.begin()
+	}
+	return t.statements.claim()
 }
 
 // unsent reports whether a claim failed because its BEGIN could not be sent. Where BEGIN does not wait for the claim,
@@ -227,6 +246,8 @@ func (t *joinedTransaction) begin() (claim, error) {
 	return t.claim()
 }
 
+func (t *joinedTransaction) lookup() (*storedRow, error) { return t.statements.lookup(t.ctx) }
+
 func (t *joinedTransaction) open() *scope { return t.newScope(t.call.db.Statement.ConnPool) }
 
 func (t *joinedTransaction) keep(a answer) error {
@@ -325,9 +346,9 @@ func (s *statements) scanClaim(rows *sql.Rows) error {
 	return rows.Scan(&s.claimed.at)
 }
 
-func (s *statements) lookup() (*storedRow, error) {
+func (s *statements) lookup(ctx context.Context) (*storedRow, error) {
 	var row *storedRow
-	err := s.query(s.ctx, "look up key", func(rows *sql.Rows) error {
+	err := s.query(ctx, "look up key", func(rows *sql.Rows) error {
 		var (
 			found  storedRow
 			status *int

@@ -48,34 +48,43 @@ func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 	return c.open, nil
 }
 
-// QueryContext implements driver.QueryerContext. The first one of a transaction travels with its BEGIN.
+// QueryContext implements driver.QueryerContext. The first one of a transaction travels with its BEGIN, and one that is
+// marked with ROLLBACK.
 func (c *conn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
-	if c.begin == "" {
+	last := c.open != nil && pipelined.RollbackFollows(ctx)
+	if c.begin == "" && !last {
 		return c.Conn.QueryContext(ctx, query, args)
 	}
 	if c.Conn.Conn().IsClosed() {
 		return nil, driver.ErrBadConn
 	}
 	batch := &pgx.Batch{}
-	batch.Queue(c.begin)
+	begins := c.begin != ""
+	if begins {
+		batch.Queue(c.begin)
+		c.begin = ""
+	}
 	batch.Queue(query, values(args)...)
-	c.begin = ""
-
+	if last {
+		batch.Queue("rollback")
+	}
 	results := c.Conn.Conn().SendBatch(ctx, batch)
-	found, err := readBegun(results)
+	found, err := readQuery(results, begins)
 	err = c.ended(results, err)
 	switch {
 	case err == nil:
 		return found, nil
-	case pgconn.SafeToRetry(err):
+	case begins && pgconn.SafeToRetry(err):
 		return nil, driver.ErrBadConn // as pgx says of a statement that was not sent
 	}
 	return nil, err
 }
 
-func readBegun(results pgx.BatchResults) (*rows, error) {
-	if _, err := results.Exec(); err != nil {
-		return nil, err
+func readQuery(results pgx.BatchResults, begun bool) (*rows, error) {
+	if begun {
+		if _, err := results.Exec(); err != nil {
+			return nil, err
+		}
 	}
 	answer, err := results.Query()
 	if err != nil {

@@ -132,7 +132,15 @@ func TestDeliveryTakesNoRoundTripOfItsOwn(t *testing.T) {
 				requireDone(t, deliver(name))
 				took[name] = trips.Load() - before
 			}
-			if took["no answer"] != took["bare"] || took["answer"] != took["bare"] {
+			for range 2 { // the first one prepares
+				before := trips.Load()
+				result, err := idempotency.Do(db, "s", "answer", nil, placeOrder("answer"))
+				requireDone(t, err)
+				if took["duplicate"] = trips.Load() - before; !result.Replayed {
+					t.Error("a duplicate ran")
+				}
+			}
+			if took["duplicate"] != 2 || took["no answer"] != took["bare"] || took["answer"] != took["bare"] {
 				t.Errorf("round trips: %v", took)
 			}
 		})

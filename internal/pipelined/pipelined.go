@@ -22,8 +22,9 @@ type Driver interface {
 var ErrLast = errors.New("the transaction's last statement failed")
 
 type (
-	claimMark struct{}
-	lastMark  struct{}
+	claimMark    struct{}
+	lastMark     struct{}
+	rollbackMark struct{}
 )
 
 // WithClaim marks a BeginTx: a statement follows at once, and BEGIN may wait for it.
@@ -39,3 +40,11 @@ func WithLast(ctx context.Context) context.Context { return context.WithValue(ct
 
 // CommitFollows reports whether an ExecContext is marked.
 func CommitFollows(ctx context.Context) bool { return ctx.Value(lastMark{}) != nil }
+
+// WithRollback marks a transaction's last QueryContext: Rollback follows at once, and ROLLBACK may travel with the statement.
+func WithRollback(ctx context.Context) context.Context {
+	return context.WithValue(ctx, rollbackMark{}, true)
+}
+
+// RollbackFollows reports whether a QueryContext is marked.
+func RollbackFollows(ctx context.Context) bool { return ctx.Value(rollbackMark{}) != nil }
