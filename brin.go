@@ -85,7 +85,9 @@ func (b *brinKeeper) keep(ctx context.Context, s *Sweeper) error {
 				if err != nil {
 					return err
 				}
-				delete(b.pending[leaf.Relation], number)
+				if b.pending[leaf.Relation][number] < alive { // else its turn came before its rows were dead
+					delete(b.pending[leaf.Relation], number)
+				}
 			case "55P03": // lock_not_available: autovacuum is at work, and the next run will do
 				return nil
 			case "42501": // insufficient_privilege

@@ -320,13 +320,12 @@ func TestRangesWaitForOldSnapshots(t *testing.T) {
 	if report, err := sweeper.Sweep(t.Context()); err != nil || report.Deleted == 0 {
 		t.Fatalf("got %+v, %v", report, err)
 	}
-	if err := reader.Commit().Error; err != nil {
-		t.Fatal(err)
-	}
+	swept := read[int64](t, db, "SELECT txid_current()")
+	requireError(t, reader.Commit().Error, nil)
 	mustExec(t, db, "VACUUM idempotency_keys")
-	eventually(t, "nobody has a snapshot, not even an autovacuum of a catalogue", func() bool {
-		return read[bool](t, db, `SELECT NOT EXISTS (SELECT FROM pg_stat_activity
-			WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database())`)
+	eventually(t, "no transaction is as old, in any database, nor an autovacuum of a catalogue", func() bool {
+		return read[bool](t, db, `SELECT txid_snapshot_xmin(txid_current_snapshot()) > ? AND NOT EXISTS (SELECT FROM pg_stat_activity
+			WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database())`, swept)
 	})
 	if report, err := sweeper.Sweep(t.Context()); err != nil || report.Deleted != 0 {
 		t.Fatalf("got %+v, %v", report, err)
