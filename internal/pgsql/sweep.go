@@ -98,7 +98,8 @@ const expired = "claimed_at < now() - $1::double precision * interval '1 second'
 // ranges of so many pages they were, as a list with commas.
 //
 // The array is evaluated once, so that a batch never exceeds its limit. The age is checked again outside, on the row's
-// newest version. There is no ORDER BY: with row locks it would read and sort every expired row.
+// newest version. There is no ORDER BY: with row locks it would read and sort every expired row. The ranges are made distinct
+// as numbers: as texts, inside the aggregate, they cost a third of the whole.
 func SweepBatch(relation string, class Class, rangePages int64) string {
 	where := expired + classPredicates[class]
 	return `WITH gone AS (
@@ -107,7 +108,8 @@ func SweepBatch(relation string, class Class, rangePages int64) string {
   AND ` + where + `
   RETURNING (ctid::text::point)[0]::bigint / ` + strconv.FormatInt(rangePages, 10) + ` AS range
 )
-SELECT (SELECT count(*) FROM gone), txid_current(), coalesce((SELECT string_agg(DISTINCT range::text, ',') FROM gone), '')`
+SELECT (SELECT count(*) FROM gone), txid_current(),
+       coalesce((SELECT string_agg(range::text, ',') FROM (SELECT DISTINCT range FROM gone) AS swept), '')`
 }
 
 // SweepBatchByKey is SweepBatch where rows have no place: Citus refuses ctid.
