@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 )
 
 // CrashPoints delivers events whose connection breaks on the way, at each request to the database in turn: before the server
@@ -17,23 +18,31 @@ import (
 //
 //   - the delivery that met the crash returned an error, or its key was committed;
 //   - the next one succeeds, and the one after that gets the same answer and changes nothing;
-//   - the same number of rows of the same tables changed, together with the key, as for an event without a crash, and no more
-//     than that outside of its transaction.
+//   - the same number of rows of the same tables changed as for an event without a crash, together with the key and outside of
+//     its transaction.
+//
+// Two events come first that meet no trouble. The second one is what the others are compared with, since the first one may find
+// tables empty.
 //
 // Events must differ in their id alone: see [Deliver]. Everything else about db, the deliveries and what fails the test is as
 // for [Hammer].
 //
-// It finds what survives a rollback: a write on another connection or in a goroutine, a variable that remembers a run, an
-// answer that was given before the commit. It breaks connections, not processes; for the database that is the same.
+// It finds what survives a rollback: a write on another connection, a variable that remembers a run, an answer that was given
+// before the commit. And it finds what is lost after the commit: a write that only the first delivery makes, by Result.Replayed or
+// by AfterCommit. If that may be lost, name its table by [WithExempt]. What a goroutine writes that nobody waits for is found unless
+// the end of the delivery's context, which comes when the delivery returns, keeps it from writing.
+//
+// GORM logs nothing of the deliveries that break. CrashPoints breaks connections, not processes; for the database that is the
+// same.
 func CrashPoints(t testing.TB, db *gorm.DB, deliver Deliver, opts ...Option) {
 	t.Helper()
 	tr := newTrial(t, db, deliver, opts)
 	defer tr.close()
-	given, whole := tr.first()
-	if !tr.again(0, given) {
+	whole, ok := tr.untroubled()
+	if !ok {
 		return
 	}
-	event := 0
+	event := 1
 	for at := 1; at <= maxRequests; at++ {
 		for _, when := range []cutPoint{beforeRequest, afterRequest} {
 			event++
@@ -42,12 +51,30 @@ func CrashPoints(t testing.TB, db *gorm.DB, deliver Deliver, opts ...Option) {
 				return
 			}
 			if !reached {
-				t.Logf("gormtest: %d crashes, and one effect each", event-1)
+				t.Logf("gormtest: %d crashes, and one effect each", event-2)
 				return
 			}
 		}
 	}
 	t.Fatalf("gormtest: a delivery makes more than %d requests to the database", maxRequests)
+}
+
+// untroubled delivers two events without a crash. What the second one does is what others are compared with: the first may find
+// tables empty, and do once for all what each of them needs.
+func (tr *trial) untroubled() (whole effect, ok bool) {
+	tr.t.Helper()
+	given, done := tr.first()
+	if !tr.again(0, given) {
+		return whole, false
+	}
+	given = tr.mustDeliver(1, "delivered for the first time")
+	tr.requireNoGoroutines()
+	whole = tr.effect()
+	if len(whole.keys) == 0 {
+		tr.t.Errorf("gormtest: event 1 claimed no key, after event 0 had claimed %q: %s", done.keys[0].row, ownKey)
+		return whole, false
+	}
+	return whole, tr.again(1, given)
 }
 
 // maxRequests is how many requests of a delivery are broken. More are a loop, or a test that takes too long.
@@ -112,7 +139,7 @@ func (tr *trial) crash(event, at int, when cutPoint, whole effect) (reached, ok 
 	tr.t.Helper()
 	c := &cut{at: at, when: when}
 	tr.tap.follow(c)
-	crashed := tr.deliver(event)
+	crashed := tr.deliverOn(tr.quiet(), event)
 	tr.tap.follow(nil)
 	if crashed.fault != "" {
 		tr.t.Fatalf("gormtest: after a crash: %s", crashed.fault)
@@ -136,6 +163,9 @@ func (tr *trial) crash(event, at int, when cutPoint, whole effect) (reached, ok 
 	return true, tr.requireOneEffect(event, c, whole, merge(early, tr.effect())) && tr.again(event, given)
 }
 
+// quiet is the handle for a delivery that is to fail: what GORM has to say about it would bury what the test says.
+func (tr *trial) quiet() *gorm.DB { return tr.db.Session(&gorm.Session{Logger: logger.Discard}) }
+
 // awaitEnd waits until the server has noticed that a connection broke, and has undone what was not committed. The key is
 // free from then on.
 func (tr *trial) awaitEnd(conn *tappedConn) {
@@ -153,26 +183,60 @@ func (tr *trial) awaitEnd(conn *tappedConn) {
 	}
 }
 
+// requireOneEffect compares what became of an event with what one does that met no trouble.
 func (tr *trial) requireOneEffect(event int, c *cut, whole, done effect) (ok bool) {
 	tr.t.Helper()
-	if len(done.keys) != len(whole.keys) {
-		tr.t.Errorf("gormtest: event %d, whose connection broke %v and which was delivered again, claimed %s, and one without a crash %d: "+
-			"its source and id have to be the same in each delivery", event, c, plural(len(done.keys), "key"), len(whole.keys))
+	subject := fmt.Sprintf("gormtest: event %d, whose connection broke %v and which was delivered again,", event, c)
+	if got, want := len(done.keys), len(whole.keys); got != want {
+		tr.t.Errorf("%s claimed %s, and one without a crash %d: %s", subject, plural(got, "key"), want, adviceOnKeys(got, want))
 		return false
 	}
+	if !tr.requireNoMoreOutside(subject, whole, done) || !tr.requireNothingLost(subject, whole, done) {
+		return false
+	}
+	if got, want := done.total(), whole.total(); !maps.Equal(got, want) {
+		tr.t.Errorf("%s changed %v together with its key, and one without a crash %v: a handler must not remember outside of the database "+
+			"what it has done, nor do something else from a certain event on, such as when stock runs out", subject, got, want)
+		return false
+	}
+	return true
+}
+
+func adviceOnKeys(got, want int) string {
+	if got < want {
+		return "a handler must not remember outside of the database what it has done"
+	}
+	return "its source and id have to be the same in each delivery"
+}
+
+// requireNoMoreOutside fails the test if something outside of the key's transaction happened twice.
+func (tr *trial) requireNoMoreOutside(subject string, whole, done effect) (ok bool) {
+	tr.t.Helper()
 	once := whole.outsideOf()
 	for table, n := range done.outsideOf() {
 		if n > once[table] {
-			tr.t.Errorf("gormtest: event %d, whose connection broke %v and which was delivered again, changed %s of %s outside of the "+
-				"transaction that holds its key, which the rollback did not undo, and one without a crash %d: write through the "+
-				"handle that the handler is given%s", event, c, rows(n), table, once[table], tr.describe(done.of(table)))
+			tr.t.Errorf("%s changed %s of %s outside of the transaction that holds its key, which the rollback did not undo, and one "+
+				"without a crash %d: write through the handle that the handler is given%s",
+				subject, rows(n), table, once[table], tr.describe(done.of(table)))
 			return false
 		}
 	}
-	if got, want := done.total(), whole.total(); !maps.Equal(got, want) {
-		tr.t.Errorf("gormtest: event %d, whose connection broke %v and which was delivered again, changed rows of %v together with its key, and one "+
-			"without a crash %v: a handler must not remember outside of the database what it has done", event, c, got, want)
-		return false
+	return true
+}
+
+// requireNothingLost fails the test if something was to happen after the commit, and did not: a crash comes in between, and the
+// next delivery is a replay.
+func (tr *trial) requireNothingLost(subject string, whole, done effect) (ok bool) {
+	tr.t.Helper()
+	outside := done.outsideOf()
+	for table, n := range whole.outsideOf() {
+		if outside[table] < n {
+			tr.t.Errorf("%s changed %s of %s outside of the transaction that holds its key, and one without a crash %d: what follows the "+
+				"commit is lost in a crash, since the event is a replay from then on: write it inside the handler. What AfterCommit runs is "+
+				"lost likewise, as it documents; a table for which that may be so is for WithExempt%s",
+				subject, rows(outside[table]), table, n, tr.describe(whole.of(table)))
+			return false
+		}
 	}
 	return true
 }

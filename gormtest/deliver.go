@@ -31,7 +31,7 @@ type Deliver func(ctx context.Context, db *gorm.DB, event int) (answer any, err 
 // delivery; request makes the request that delivers an event.
 //
 // Statuses on which senders come back are errors: 5xx, 409, 425 and 429. Any other status is an answer, with the body and
-// the headers but Date and Idempotency-Replayed, which may differ between deliveries.
+// the headers but Date and Idempotency-Replayed, which may differ between deliveries. [WithExemptHeaders] names more of them.
 func Serve(handler func(db *gorm.DB) http.Handler, request func(event int) *http.Request) Deliver {
 	return func(ctx context.Context, db *gorm.DB, event int) (any, error) {
 		recorded := httptest.NewRecorder()

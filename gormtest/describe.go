@@ -8,46 +8,95 @@ import (
 	"strings"
 )
 
-// remember keeps the line that a statement came from, for messages.
+// remember keeps the line that a statement came from, for messages. Those of handlers are not kept: the same text may be sent
+// inside of one and outside, and it is what was done outside that messages are about.
 func (tr *trial) remember(r request) {
+	if r.holds {
+		return
+	}
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	if _, known := tr.lines[r.text]; !known {
-		tr.lines[r.text] = r.caller
+	lines := tr.lines[r.text]
+	if r.caller != "" && !slices.Contains(lines, r.caller) {
+		lines = append(lines, r.caller)
 	}
+	tr.lines[r.text] = lines
 }
 
-// describe names statements, the rows they changed and the lines they came from.
+// mostCauses is how many causes a message tells. Further ones are counted.
+const mostCauses = 5
+
+// describe names statements that were sent outside of handlers, the rows they changed and the lines they came from.
 func (tr *trial) describe(changes []change) string {
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
 	var text strings.Builder
-	for _, s := range statementsOf(changes) {
-		fmt.Fprintf(&text, "\n\t%s: %s of %s, such as %s\n\t\tby %s", s.operation, rows(s.rows), s.table, shorten(s.first), shorten(s.text))
-		switch line, passed := tr.lineOf(s.text); {
-		case !passed:
-			text.WriteString("\n\t\tthrough a handle that the Deliver was not given")
-		case line != "":
-			text.WriteString("\n\t\tat " + line)
+	causes := tr.causesOf(changes)
+	for _, c := range causes[:min(len(causes), mostCauses)] {
+		fmt.Fprintf(&text, "\n\t%s: %s of %s, such as %s\n\t\tby %s", c.operation, rows(c.rows), c.table, shorten(c.first), shorten(c.statement))
+		if c.origin != "" {
+			text.WriteString("\n\t\t" + c.origin)
 		}
 	}
+	if more := len(causes) - mostCauses; more > 0 {
+		fmt.Fprintf(&text, "\n\tand %d more", more)
+	}
 	return text.String()
+}
+
+// cause is what changed rows of a table: a statement, or a line that sends one with other values each time.
+type cause struct {
+	table, operation string
+	origin           string // where it came from; "" if that cannot be told
+	statement, first string // one that was sent, and a row that it changed
+	rows             int
+}
+
+// causesOf finds them, the one that changed most first.
+func (tr *trial) causesOf(changes []change) []cause {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	var causes []cause
+	for _, c := range changes {
+		origin, ofLine := tr.originOf(c.statement)
+		at := slices.IndexFunc(causes, func(other cause) bool {
+			return other.table == c.table && other.operation == c.operation && other.origin == origin &&
+				(ofLine || other.statement == c.statement)
+		})
+		if at < 0 {
+			at = len(causes)
+			causes = append(causes, cause{table: c.table, operation: c.operation, origin: origin, statement: c.statement, first: c.row})
+		}
+		causes[at].rows++
+	}
+	slices.SortStableFunc(causes, func(a, b cause) int { return cmp.Compare(b.rows, a.rows) })
+	return causes
+}
+
+// originOf says where a statement came from, and whether that is a line.
+func (tr *trial) originOf(statement string) (origin string, ofLine bool) {
+	switch lines, passed := tr.linesOf(statement); {
+	case !passed:
+		return "through a handle that the Deliver was not given", false
+	case len(lines) == 0:
+		return "", false
+	default:
+		return "at " + strings.Join(lines, " or "), true
+	}
 }
 
 // placeholder stands for a parameter in a statement.
 var placeholder = regexp.MustCompile(`\$[0-9]+`)
 
-// lineOf finds the line that sent a statement. The text is the server's: under pgx's simple protocol that has the values in it.
-func (tr *trial) lineOf(text string) (line string, passed bool) {
-	if line, passed = tr.lines[text]; passed {
-		return line, true
+// linesOf finds the lines that sent a statement. The text is the server's: under pgx's simple protocol that has the values in it.
+func (tr *trial) linesOf(text string) (lines []string, passed bool) {
+	if lines, passed = tr.lines[text]; passed {
+		return lines, true
 	}
-	for sent, line := range tr.lines {
+	for sent, lines := range tr.lines {
 		if containsInOrder(text, placeholder.Split(sent, -1)) {
-			return line, true
+			return lines, true
 		}
 	}
-	return "", false
+	return nil, false
 }
 
 // containsInOrder reports whether text begins with the first part, and has the others behind it in this order.
@@ -76,24 +125,13 @@ func plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// statementsOf are the statements that made changes, each with the rows that it changed.
-func statementsOf(changes []change) []statementRows {
-	var statements []statementRows
-	for _, c := range changes {
-		at := slices.IndexFunc(statements, func(s statementRows) bool { return s.text == c.statement && s.table == c.table })
-		if at < 0 {
-			statements = append(statements, statementRows{text: c.statement, table: c.table, operation: c.operation, first: c.row})
-			at = len(statements) - 1
-		}
-		statements[at].rows++
+// times says how often.
+func times(n int) string {
+	switch n {
+	case 1:
+		return "once"
+	case 2:
+		return "twice"
 	}
-	slices.SortStableFunc(statements, func(a, b statementRows) int { return cmp.Compare(b.rows, a.rows) })
-	return statements
-}
-
-// statementRows is a statement with what it did to one table.
-type statementRows struct {
-	text, table, operation string
-	first                  string // a row that it changed
-	rows                   int
+	return plural(n, "time")
 }

@@ -25,14 +25,17 @@ func (c tappedConnector) Connect(ctx context.Context) (driver.Conn, error) {
 	c.tap.mu.Lock()
 	defer c.tap.mu.Unlock()
 	c.tap.conns++
-	opened := &tappedConn{Conn: conn.(*stdlib.Conn), tap: c.tap, number: c.tap.conns}
+	opened := &tappedConn{stdlibConn: conn.(*stdlib.Conn), tap: c.tap, number: c.tap.conns}
 	c.tap.open[opened] = struct{}{}
 	return opened, nil
 }
 
+// stdlibConn by another name: embedded as Conn, it would hide its method Conn.
+type stdlibConn = stdlib.Conn
+
 // tappedConn is one connection. What it doesn't override goes straight to pgx.
 type tappedConn struct {
-	*stdlib.Conn
+	*stdlibConn
 
 	tap    *tap
 	number int
@@ -43,7 +46,7 @@ type tappedConn struct {
 func (c *tappedConn) IsValid() bool { return !c.broken.Load() }
 
 func (c *tappedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
-	tx, err := through(c, begin, func() (driver.Tx, error) { return c.Conn.BeginTx(ctx, opts) })
+	tx, err := through(c, begin, func() (driver.Tx, error) { return c.stdlibConn.BeginTx(ctx, opts) })
 	if err != nil {
 		return nil, err
 	}
@@ -51,12 +54,12 @@ func (c *tappedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver
 }
 
 func (c *tappedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	return through(c, query, func() (driver.Result, error) { return c.Conn.ExecContext(ctx, query, args) })
+	return through(c, query, func() (driver.Result, error) { return c.stdlibConn.ExecContext(ctx, query, args) })
 }
 
 func (c *tappedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	return through(c, query, func() (driver.Rows, error) {
-		rows, err := c.Conn.QueryContext(ctx, query, args)
+		rows, err := c.stdlibConn.QueryContext(ctx, query, args)
 		if err != nil || !c.tap.claims(query) {
 			return rows, err
 		}
@@ -65,7 +68,7 @@ func (c *tappedConn) QueryContext(ctx context.Context, query string, args []driv
 }
 
 func (c *tappedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	stmt, err := c.Conn.PrepareContext(ctx, query)
+	stmt, err := c.stdlibConn.PrepareContext(ctx, query)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +77,7 @@ func (c *tappedConn) PrepareContext(ctx context.Context, query string) (driver.S
 
 func (c *tappedConn) Close() error {
 	c.tap.forget(c)
-	err := c.Conn.Close()
+	err := c.stdlibConn.Close()
 	if c.broken.Load() {
 		return nil // what was cut has nothing to say goodbye to
 	}
@@ -139,13 +142,15 @@ func through[T any](c *tappedConn, text string, forward func() (T, error)) (resu
 		c.breakLink() // and pgx finds out for itself
 	}
 	result, err = forward()
-	if err == nil && planned == afterRequest {
-		readAll(result)
-		c.breakLink()
-		var none T
-		return none, fmt.Errorf("gormtest cut the connection: %w", io.ErrUnexpectedEOF)
+	if planned != afterRequest {
+		return result, err
 	}
-	return result, err
+	if err == nil {
+		readAll(result)
+	}
+	c.breakLink() // a refusal is lost like any other reply
+	var none T
+	return none, fmt.Errorf("gormtest cut the connection: %w", io.ErrUnexpectedEOF)
 }
 
 // readAll reads rows to their end. Until then the server has not carried the request out: outside of a transaction, the commit comes
@@ -164,8 +169,8 @@ func readAll(result any) {
 // breakLink closes the connection without the goodbye that would let the server end the session in an orderly way.
 func (c *tappedConn) breakLink() {
 	c.broken.Store(true)
-	_ = c.Conn.Conn().PgConn().Conn().Close()
+	_ = c.Conn().PgConn().Conn().Close()
 }
 
 // pid is the server's process for the connection's session.
-func (c *tappedConn) pid() int64 { return int64(c.Conn.Conn().PgConn().PID()) }
+func (c *tappedConn) pid() int64 { return int64(c.Conn().PgConn().PID()) }

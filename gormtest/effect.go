@@ -3,6 +3,7 @@ package gormtest
 import (
 	"maps"
 	"slices"
+	"strings"
 )
 
 // effect is what changes of the journal amount to.
@@ -36,6 +37,16 @@ func effectOf(changes []change) effect {
 	return e
 }
 
+// idleKeys are those that were claimed, and nothing else was done with them.
+func (e effect) idleKeys() (idle []change) {
+	for _, key := range e.keys {
+		if len(e.inside[key.tx]) == 0 {
+			idle = append(idle, key)
+		}
+	}
+	return idle
+}
+
 // total adds up what all keys' transactions changed.
 func (e effect) total() counts {
 	total := make(counts)
@@ -64,6 +75,18 @@ func (e effect) of(table string) (changes []change) {
 		}
 	}
 	return changes
+}
+
+// String says them in words.
+func (c counts) String() string {
+	if len(c) == 0 {
+		return "no rows"
+	}
+	var texts []string
+	for _, table := range c.tables() {
+		texts = append(texts, rows(c[table])+" of "+table)
+	}
+	return strings.Join(texts, ", ")
 }
 
 func (c counts) tables() []string { return slices.Sorted(maps.Keys(c)) }

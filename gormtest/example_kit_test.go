@@ -3,6 +3,7 @@ package gormtest_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -123,6 +124,16 @@ func (t *exampleTest) Fatalf(format string, args ...any) { panic(fmt.Sprintf(for
 
 func (t *exampleTest) Errorf(format string, args ...any) {
 	t.failures = append(t.failures, strings.TrimPrefix(fmt.Sprintf(format, args...), "gormtest: "))
+}
+
+// Output is where the recorder writes its failures, each behind the line that it is about.
+func (t *exampleTest) Output() io.Writer { return t }
+func (t *exampleTest) Fail()             {}
+
+func (t *exampleTest) Write(text []byte) (int, error) {
+	_, failure, _ := strings.Cut(string(text), "gormtest: ")
+	t.failures = append(t.failures, failure)
+	return len(text), nil
 }
 
 // finding is what the first failure says, up to what differs between machines.

@@ -24,6 +24,12 @@
 // What a delivery leaves running, in whatever way it ends, fails the test; none of the package's own goroutines outlives a
 // call, but for the pools that close when the test ends.
 //
+// # The driver
+//
+// It is pgx, as gorm.io/driver/postgres has it by default: [Hammer], [CrashPoints], [Record] and [RequireSingleConn] refuse a handle on
+// another one. They open connections of their own, by the pgx.ConnConfig of the handle's. Options of its pool, such as
+// stdlib.OptionAfterConnect, are not carried over, nor is the pipelining of pipeline.OpenDB: each statement is sent by itself.
+//
 // # The server
 //
 // It is the one that the environment variable IDEMPOTENCY_TEST_DSN names, as a URL or as keywords and values. Its role

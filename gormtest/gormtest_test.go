@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"runtime"
@@ -531,6 +532,17 @@ func (f *fakeTest) Fatalf(format string, args ...any) {
 	f.Errorf(format, args...)
 	f.stopped = true
 	runtime.Goexit()
+}
+
+// Output and Fail are how a failure is told that has a line of its own.
+func (f *fakeTest) Output() io.Writer { return failureWriter{f} }
+func (f *fakeTest) Fail()             {}
+
+type failureWriter struct{ test *fakeTest }
+
+func (w failureWriter) Write(text []byte) (int, error) {
+	w.test.errors = append(w.test.errors, string(text))
+	return len(text), nil
 }
 
 func (f *fakeTest) Logf(format string, args ...any) {

@@ -24,15 +24,16 @@ type HammerReport struct {
 //
 //  1. event 0 alone, once, to see what a delivery does;
 //  2. event 0 again: nothing may change, and the answer has to be the first one's;
-//  3. a storm: each event many times, in random order, from many goroutines and connections at a time;
+//  3. a storm: each event many times, in random order, from many goroutines and connections at a time, after which there have
+//     to be as many keys as events;
 //  4. each event once more: again nothing may change, and the answer has to be the one that was given in the storm.
 //
 // What changes in the database is noted row by row, with the transaction and the key that it belongs to, whichever
 // connection, function or trigger changes it. So a counter that is incremented twice is found as a row that is inserted
 // twice. The failure names rows and statement, the line that sent it, and what to do.
 //
-// db is a handle of a pool, on a database of the test's own, with the plugin and the application's tables: that of [Open] or
-// one opened on [DSN]. The deliveries get handles like it on other connections. While it works it needs the right to create a
+// db is a handle of a pool on the driver pgx, on a database of the test's own, with the plugin and the application's tables: that
+// of [Open] or one opened on [DSN]. The deliveries get handles like it on other connections. While it works it needs the right to create a
 // schema and triggers; afterwards they are gone, the events' rows and keys stay.
 //
 // A delivery that fails during the storm is made again, as a sender would. One that panics, leaves its goroutine, does not
@@ -143,31 +144,34 @@ func (s *storm) settle() {
 	s.requireNoGoroutines()
 }
 
-// requireEffects looks at what the storm changed. Each of its events may do without a key what event 0 did without one, such
-// as a write after the commit, and has to do something with its key if event 0 did.
+// requireEffects looks at what the storm changed. Each of its events has to claim a key, may do without it what event 0 did without
+// one, such as a write after the commit, and has to do something with its key if event 0 did.
 func (s *storm) requireEffects(alone, done effect) (ok bool) {
 	s.t.Helper()
 	ok = true
 	s.report.Keys += len(done.keys)
+	if s.report.Keys < s.events {
+		ok = false
+		s.t.Errorf("gormtest: %d events claimed %s, such as %q: %s", s.events, plural(s.report.Keys, "key"), alone.keys[0].row, ownKey)
+	}
 	events := s.events - 1
 	once := alone.outsideOf()
 	for table, n := range done.outsideOf() {
 		if n > once[table]*events {
 			ok = false
-			s.t.Errorf("gormtest: %s changed outside of the transactions that hold the keys, %d times for %d events, delivered at the same time; "+
-				"event 0 alone did so %d times: write inside the handler, through the handle that it is given%s",
-				table, n, events, once[table], s.describe(done.of(table)))
+			s.t.Errorf("gormtest: %s changed outside of the transactions that hold the keys, %s for %d events, delivered at the same time; "+
+				"event 0 alone did so %s: write inside the handler, through the handle that it is given%s",
+				table, times(n), events, times(once[table]), s.describe(done.of(table)))
 		}
 	}
 	if len(alone.total()) == 0 {
 		return ok
 	}
-	for _, key := range done.keys {
-		if len(done.inside[key.tx]) == 0 {
-			ok = false
-			s.t.Errorf("gormtest: the key %q was claimed, and nothing else was written with it, where event 0 wrote to %v: a handler must "+
-				"not remember outside of the database what it has done", key.row, alone.total().tables())
-		}
+	if idle := done.idleKeys(); len(idle) > 0 {
+		ok = false
+		s.t.Errorf("gormtest: together with %s nothing else was written, such as with %q, where event 0 changed %v: a handler must not "+
+			"remember outside of the database what it has done, nor do something else from a certain event on, such as when stock runs out",
+			plural(len(idle), "key"), idle[0].row, alone.total())
 	}
 	return ok
 }
@@ -191,8 +195,8 @@ func (s *storm) repeat() {
 func (s *storm) finish() HammerReport {
 	s.t.Helper()
 	s.report.Ran = s.tap.claimsWon()
-	s.t.Logf("gormtest: %d deliveries of %d events: handlers ran %d times; %d deliveries were refused and made again",
-		s.report.Deliveries, s.events, s.report.Ran, s.report.Refused)
+	s.t.Logf("gormtest: %d deliveries of %d events: handlers ran %s; %d of the deliveries were refused and made again",
+		s.report.Deliveries, s.events, times(s.report.Ran), s.report.Refused)
 	if s.refused != nil {
 		s.t.Logf("gormtest: the first one that was refused: %v", s.refused)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 	"gorm.io/gorm/logger"
 
 	"github.com/gorm-idempotency/idempotency"
@@ -154,12 +155,44 @@ var correct = map[string]func(t testing.TB) Deliver{
 		return func(_ context.Context, db *gorm.DB, event int) (any, error) {
 			return idempotency.Do(db, "shop", eventID(event), nil, func(tx *gorm.DB) error {
 				err := idempotency.AfterCommit(tx, func(ctx context.Context) {
-					db.WithContext(ctx).Create(&audit{Text: eventID(event)})
+					var n int64
+					db.WithContext(ctx).Model(&payment{}).Count(&n)
 				})
 				if err != nil {
 					return err
 				}
 				return pay(event)(tx)
+			})
+		}
+	},
+	"a row that the first event writes for all": func(testing.TB) Deliver {
+		return func(_ context.Context, db *gorm.DB, event int) (any, error) {
+			return idempotency.Do(db, "shop", eventID(event), nil, func(tx *gorm.DB) error {
+				if err := tx.Clauses(clause.OnConflict{DoNothing: true}).Create(&audit{ID: 1, Text: "the customer"}).Error; err != nil {
+					return err
+				}
+				return pay(event)(tx)
+			})
+		}
+	},
+	"a row that is there already, which is no harm": func(testing.TB) Deliver {
+		return func(_ context.Context, db *gorm.DB, event int) (any, error) {
+			return idempotency.Do(db, "shop", eventID(event), nil, func(tx *gorm.DB) error {
+				_ = tx.Transaction(func(tx *gorm.DB) error { return tx.Create(&audit{ID: 1, Text: "the customer"}).Error })
+				return pay(event)(tx)
+			})
+		}
+	},
+	"a row that replaces the event's before": func(testing.TB) Deliver {
+		return func(_ context.Context, db *gorm.DB, event int) (any, error) {
+			return idempotency.Do(db, "shop", eventID(event), nil, func(tx *gorm.DB) error {
+				if err := sell(tx); err != nil { // one after the other
+					return err
+				}
+				if err := tx.Exec("DELETE FROM audits").Error; err != nil {
+					return err
+				}
+				return tx.Create(&audit{Text: eventID(event)}).Error
 			})
 		}
 	},
@@ -352,6 +385,47 @@ var wrong = map[string]struct {
 		},
 		crash: []string{`INSERT INTO "audits"`, "outside of the transaction"},
 	},
+	"the claim in one transaction, and the effect in the next": {
+		deliver: func(testing.TB) Deliver {
+			return func(_ context.Context, db *gorm.DB, event int) (any, error) {
+				result, err := idempotency.Do(db, "shop", eventID(event), nil, func(*gorm.DB) error { return nil })
+				if err != nil || result.Replayed {
+					return result, err
+				}
+				return result, db.Transaction(pay2(event))
+			}
+		},
+		crash: []string{
+			"changed 0 rows of payments outside of the transaction that holds its key, and one without a crash 1", "write it inside the handler",
+			`INSERT INTO "payments"`, "handlers_test.go",
+		},
+	},
+	"a row that is written after the commit": {
+		deliver: afterCommit,
+		crash:   []string{"changed 0 rows of audits outside", "What AfterCommit runs is lost likewise", "WithExempt", `INSERT INTO "audits"`},
+	},
+	"one id for all events": {
+		deliver: func(testing.TB) Deliver {
+			return func(_ context.Context, db *gorm.DB, event int) (any, error) {
+				return idempotency.Do(db, "shop", "evt_", nil, pay2(event))
+			}
+		},
+		hammer: []string{`8 events claimed 1 key, such as "shop evt_"`, "a key of its own"},
+		crash:  []string{`event 1 claimed no key, after event 0 had claimed "shop evt_"`, "a key of its own"},
+	},
+	"a duplicate that is recognised in memory, before the call": {
+		deliver: func(testing.TB) Deliver {
+			var ran sync.Map
+			return func(_ context.Context, db *gorm.DB, event int) (any, error) {
+				if _, again := ran.LoadOrStore(event, true); again {
+					return "thanks", nil
+				}
+				_, err := idempotency.Do(db, "shop", eventID(event), nil, pay(event))
+				return "thanks", err
+			}
+		},
+		crash: []string{"claimed 0 keys, and one without a crash 1: a handler must not remember"},
+	},
 	"no call at all": {
 		deliver: func(testing.TB) Deliver {
 			return func(_ context.Context, db *gorm.DB, event int) (any, error) {
@@ -361,6 +435,21 @@ var wrong = map[string]struct {
 		hammer: []string{"claimed no key", `INSERT INTO "payments"`},
 		crash:  []string{"claimed no key"},
 	},
+}
+
+// afterCommit writes a row that may be lost.
+func afterCommit(testing.TB) Deliver {
+	return func(_ context.Context, db *gorm.DB, event int) (any, error) {
+		return idempotency.Do(db, "shop", eventID(event), nil, func(tx *gorm.DB) error {
+			err := idempotency.AfterCommit(tx, func(ctx context.Context) {
+				db.WithContext(ctx).Create(&audit{Text: eventID(event)})
+			})
+			if err != nil {
+				return err
+			}
+			return pay(event)(tx)
+		})
+	}
 }
 
 // pay2 is the effect of pay, without the answer, which only a handler has.

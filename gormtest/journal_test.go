@@ -2,7 +2,6 @@ package gormtest
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -92,7 +91,7 @@ func TestEffectsBelongToKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := effectOf(changes)
-	if len(e.keys) != 1 || e.keys[0].row != "shop evt_1" || fmt.Sprint(e.total()) != "map[payments:1]" || fmt.Sprint(e.outsideOf()) != "map[audits:1]" {
+	if len(e.keys) != 1 || e.keys[0].row != "shop evt_1" || e.total().String() != "1 row of payments" || e.outsideOf().String() != "1 row of audits" {
 		t.Errorf("keys %v, with them %v, without %v", e.keys, e.total(), e.outsideOf())
 	}
 }

@@ -1,7 +1,9 @@
 package gormtest
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -16,6 +18,7 @@ type settings struct {
 	timeout     time.Duration
 	tables      []string
 	hosts       []string
+	headers     []string
 }
 
 // WithEvents is how many events [Hammer] delivers, at least 2. 20 by default.
@@ -38,6 +41,10 @@ func WithExempt(tables ...string) Option { return func(s *settings) { s.tables =
 // WithExemptHosts names hosts that a handler calls on purpose while it holds its key. [Recorder.Calls] lists those calls too.
 func WithExemptHosts(hosts ...string) Option { return func(s *settings) { s.hosts = hosts } }
 
+// WithExemptHeaders names headers of the answer that differ between deliveries on purpose, such as an X-Request-Id that
+// middleware sets. They are not compared.
+func WithExemptHeaders(names ...string) Option { return func(s *settings) { s.headers = names } }
+
 func collect(opts []Option) (settings, error) {
 	s := settings{events: 20, deliveries: 10, concurrency: 50, timeout: 10 * time.Second}
 	for _, opt := range opts {
@@ -49,6 +56,9 @@ func collect(opts []Option) (settings, error) {
 		if n < 2 {
 			return s, fmt.Errorf("%s(%d): fewer than 2 show nothing", name, n)
 		}
+	}
+	if slices.Contains(s.headers, "") {
+		return s, errors.New("WithExemptHeaders: a header has no name")
 	}
 	if s.timeout <= 0 {
 		return s, fmt.Errorf("WithTimeout(%v): want more than 0", s.timeout)

@@ -1,9 +1,11 @@
 package gormtest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -26,7 +28,7 @@ type Recorder struct {
 	ended      bool // the test's log is closed
 	statements []Statement
 	calls      []Call
-	said       map[string]bool // failures that were reported
+	said       map[mistake]bool // failures that were reported
 }
 
 // Statement is a request that has reached the driver, whoever made it: GORM, code with a *sql.DB, or the library.
@@ -52,7 +54,7 @@ type Call struct {
 //   - a call through [Recorder.Transport] is made while a handler holds its key: it is made again at each run of the
 //     handler, cannot be undone, and holds the key and a connection for as long as it takes.
 //
-// The failure names statement or address, line and key. [WithExempt] names tables, and [WithExemptHosts] hosts, for which it is
+// The failure names statement or address, line and key, once for each line. [WithExempt] names tables, and [WithExemptHosts] hosts, for which it is
 // meant to be so.
 //
 // Deliver one event at a time: of deliveries that overlap it cannot tell whose a write outside of all handlers is. What it
@@ -64,7 +66,7 @@ func Record(t testing.TB, db *gorm.DB, opts ...Option) *Recorder {
 	if err != nil {
 		t.Fatalf("gormtest: %v", err)
 	}
-	r := &Recorder{settings: settings, t: t, said: make(map[string]bool)}
+	r := &Recorder{settings: settings, t: t, said: make(map[mistake]bool)}
 	r.tap = newTap(r.see)
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
 	defer cancel()
@@ -131,8 +133,9 @@ func (r *Recorder) see(request request) {
 	if len(beside) == 0 || !request.writes() || r.tap.ours(request.text) || r.isExempt(request.text) {
 		return
 	}
-	r.sayf("gormtest: while the handler of %s is at work, this runs on another connection: %s%s: it survives the handler's rollback, and happens "+
-		"again at the next delivery: write through the handle that the handler is given", beside[0], shorten(request.text), asked(request.caller))
+	r.say(mistake{request.caller, cmp.Or(pgsql.WrittenTable(request.text), request.text)}, fmt.Sprintf("gormtest: while the handler of %s is at "+
+		"work, this runs on another connection: %s%s: it survives the handler's rollback, and happens again at the next delivery: write "+
+		"through the handle that the handler is given", beside[0], shorten(request.text), asked(request.caller)))
 }
 
 func (r *Recorder) seeCall(request *http.Request, keys []string) {
@@ -143,8 +146,9 @@ func (r *Recorder) seeCall(request *http.Request, keys []string) {
 	if slices.Contains(r.hosts, request.URL.Hostname()) {
 		return
 	}
-	r.sayf("gormtest: the handler of %s calls %s %s%s: the call is made again at each run of the handler, and no rollback undoes it: make it after "+
-		"the commit, by AfterCommit or from a row that a worker reads", keys[0], call.Method, call.URL, asked(call.Caller))
+	r.say(mistake{call.Caller, request.URL.Host}, fmt.Sprintf("gormtest: the handler of %s calls %s %s%s: the call is made again at each run of "+
+		"the handler, and no rollback undoes it: make it after the commit, by AfterCommit or from a row that a worker reads",
+		keys[0], call.Method, call.URL, asked(call.Caller)))
 }
 
 // isExempt reports whether a statement writes to a table that may be written at any time.
@@ -153,14 +157,22 @@ func (r *Recorder) isExempt(text string) bool {
 	return slices.ContainsFunc(r.tables, func(name string) bool { return strings.TrimPrefix(name, "public.") == written })
 }
 
-// sayf fails the test, once for each text: a loop of writes is one mistake.
-func (r *Recorder) sayf(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	if r.ended || r.said[text] {
+// mistake is what a failure is about: a line, and the table it writes to or the host it calls.
+type mistake struct{ caller, subject string }
+
+// say fails the test, once for each mistake: a loop makes the same one many times. The line in front is the user's. Errorf would
+// name one of database/sql or net/http, which is who calls.
+func (r *Recorder) say(m mistake, text string) {
+	if r.ended || r.said[m] {
 		return
 	}
-	r.said[text] = true
-	r.t.Errorf("%s", text)
+	r.said[m] = true
+	if m.caller == "" {
+		r.t.Errorf("%s", text)
+		return
+	}
+	fmt.Fprintf(r.t.Output(), "%s: %s\n", filepath.Base(m.caller), text)
+	r.t.Fail()
 }
 
 // end makes the recorder silent: failing a test that has ended panics, and goroutines of the code under test may outlive it.

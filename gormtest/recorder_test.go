@@ -56,8 +56,9 @@ func TestRecorderSaysEachMistakeOnce(t *testing.T) {
 	t.Parallel()
 	careless := func(ctx context.Context, db *gorm.DB) {
 		_, err := idempotency.Do(db, "shop", "evt", nil, func(*gorm.DB) error {
-			for range 3 {
-				if err := db.WithContext(ctx).Create(&audit{Text: "x"}).Error; err != nil {
+			for i := range 3 { // another text each time
+				insert := fmt.Sprintf("INSERT INTO audits (text) VALUES ('%d')", i)
+				if err := db.WithContext(ctx).Exec(insert).Error; err != nil {
 					return err
 				}
 			}
@@ -71,6 +72,10 @@ func TestRecorderSaysEachMistakeOnce(t *testing.T) {
 	test.run(func() { careless(t.Context(), Record(test, openShop(t)).DB()) })
 	if len(test.errors) != 1 {
 		t.Errorf("%d failures: %q", len(test.errors), test.errors)
+	}
+	requireFound(t, test, []string{"INSERT INTO audits (text) VALUES ('0')"})
+	if !strings.HasPrefix(test.errors[0], "recorder_test.go:") {
+		t.Errorf("%q begins with another line than the one that writes", test.errors[0])
 	}
 	careless(t.Context(), Record(t, openShop(t), WithExempt("public.audits")).DB())
 }

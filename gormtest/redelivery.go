@@ -20,6 +20,10 @@ func (tr *trial) first() (answer, effect) {
 	return given, done
 }
 
+// ownKey is what code gets wrong whose events claim the same key, or none.
+const ownKey = "each event has to claim a key of its own: take source and id from the event itself; a request's body can be read only " +
+	"once, and is empty after that"
+
 // again delivers an event that has taken effect already: nothing may change, and the answer is the one that was given.
 func (tr *trial) again(event int, given answer) (ok bool) {
 	tr.t.Helper()
@@ -50,7 +54,8 @@ func (tr *trial) requireAnswer(event int, given, repeated answer) (ok bool) {
 		return true
 	}
 	tr.t.Errorf("gormtest: event %d was answered differently when it was delivered again: %s: answer with what the handler stored by "+
-		"Respond or DoValue, and make nothing of it afterwards from a clock, a counter or chance", event, given.against(repeated))
+		"Respond or DoValue, and make nothing of it afterwards from a clock, a counter or chance; a header that is meant to differ is "+
+		"for WithExemptHeaders", event, given.against(repeated))
 	return false
 }
 

@@ -40,6 +40,7 @@ func (k eventKey) String() string { return fmt.Sprintf("%s %s", k.source, k.id) 
 // request is a call that has reached the driver.
 type request struct {
 	conn   *tappedConn
+	holds  bool       // its connection holds a key: it is a handler's own
 	text   string     // BEGIN, COMMIT and ROLLBACK for what database/sql has calls of its own for
 	caller string     // the line that asked for it, outside of GORM and the library
 	others []eventKey // what is held on other connections meanwhile
@@ -62,7 +63,8 @@ const (
 )
 
 // tapped returns a handle like db on a pool of its own, whose requests pass the tap. Callbacks, plugins, logger and
-// everything else are db's.
+// everything else are db's. Its connections are pgx's own, also where db's pipeline: each request is then one that can be
+// looked at, and a connection can break between any two of them.
 func tapped(ctx context.Context, db *gorm.DB, t *tap) (*gorm.DB, *sql.DB, error) {
 	config, err := connConfig(ctx, db)
 	if err != nil {
@@ -88,17 +90,23 @@ func connConfig(ctx context.Context, db *gorm.DB) (*pgx.ConnConfig, error) {
 	defer conn.Close()
 	var config *pgx.ConnConfig
 	err = conn.Raw(func(driverConn any) error {
-		switch c := driverConn.(type) {
-		case *stdlib.Conn:
-			config = c.Conn().Config()
-		case *tappedConn:
-			config = c.Conn.Conn().Config()
-		default:
-			return fmt.Errorf("the handle's driver is a %T: open it with gorm.io/driver/postgres, whose driver is pgx", c)
+		c := pgxConn(driverConn)
+		if c == nil {
+			return fmt.Errorf("the kit works on the driver pgx alone, and the handle's connection is a %T: leave the DriverName of "+
+				"gorm.io/driver/postgres empty, or open a handle for the test by gormtest.Open", driverConn)
 		}
+		config = c.Config()
 		return nil
 	})
 	return config, err
+}
+
+// pgxConn is the connection of pgx's that a driver's is, or nil.
+func pgxConn(driverConn any) *pgx.Conn {
+	if c, ok := driverConn.(interface{ Conn() *pgx.Conn }); ok {
+		return c.Conn()
+	}
+	return nil
 }
 
 // arrive notes what a request says about who holds a key, and tells whoever watches.
@@ -106,7 +114,8 @@ func (t *tap) arrive(c *tappedConn, text string) request {
 	if t.endsScope(text) {
 		t.release(c)
 	}
-	r := request{conn: c, text: text, caller: caller(), others: t.heldElsewhere(c)}
+	others, holds := t.held(c)
+	r := request{conn: c, holds: holds, text: text, caller: caller(), others: others}
 	if t.watch != nil {
 		t.watch(r)
 	}
@@ -166,22 +175,25 @@ func (t *tap) release(c *tappedConn) {
 	delete(t.holding, c)
 }
 
-// heldElsewhere are the keys that are held on connections other than c. None if c holds one itself: then it is that
-// handler's own work.
-func (t *tap) heldElsewhere(c *tappedConn) (keys []eventKey) {
+// held tells the keys that are held on connections other than c, or that c holds one itself: then it is that handler's own
+// work, whoever else is at work.
+func (t *tap) held(c *tappedConn) (elsewhere []eventKey, here bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, own := t.holding[c]; own {
-		return nil
+	if _, here = t.holding[c]; here {
+		return nil, true
 	}
 	for _, key := range t.holding {
-		keys = append(keys, key)
+		elsewhere = append(elsewhere, key)
 	}
-	return keys
+	return elsewhere, false
 }
 
 // keysHeld are the keys that handlers hold at this moment.
-func (t *tap) keysHeld() []eventKey { return t.heldElsewhere(nil) }
+func (t *tap) keysHeld() []eventKey {
+	keys, _ := t.held(nil)
+	return keys
+}
 
 // ours reports whether a statement is the library's own, about its table.
 func (t *tap) ours(text string) bool {

@@ -1,6 +1,9 @@
 package gormtest
 
-import "context"
+import (
+	"context"
+	"io"
+)
 
 // testingT is what the kit's assertions need of a test. [testing.TB] has a method that nobody else can have, so it is this
 // that the kit's own tests stand in for, to look at how an assertion fails.
@@ -12,4 +15,6 @@ type testingT interface {
 	Errorf(format string, args ...any)
 	Fatalf(format string, args ...any)
 	Logf(format string, args ...any)
+	Output() io.Writer
+	Fail()
 }

@@ -31,7 +31,7 @@ type trial struct {
 	id      string // labels its goroutines
 
 	mu    sync.Mutex
-	lines map[string]string // of the user's code that sent a statement, by its text
+	lines map[string][]string // of the user's code that sent a statement outside of all handlers, by its text
 }
 
 // maxConns is how many connections the code under test gets: enough for races, and few enough for tests in parallel.
@@ -55,7 +55,7 @@ func prepareTrial(t testingT, db *gorm.DB, subject Deliver, opts []Option) (*tri
 	if subject == nil {
 		return nil, errors.New("the Deliver is nil")
 	}
-	tr := &trial{settings: settings, t: t, ctx: t.Context(), subject: subject, id: rand.Text(), lines: make(map[string]string)}
+	tr := &trial{settings: settings, t: t, ctx: t.Context(), subject: subject, id: rand.Text(), lines: make(map[string][]string)}
 	tr.tap = newTap(tr.remember)
 	ctx, cancel := context.WithTimeout(tr.ctx, setupTimeout)
 	defer cancel()
@@ -102,12 +102,15 @@ type reply struct {
 // grace is how long a delivery has to return once its context is cancelled.
 const grace = 2 * time.Second
 
-// deliver makes one delivery, in a goroutine of its own, since it may leave that or never come back.
-func (tr *trial) deliver(event int) reply {
+// deliver makes one delivery.
+func (tr *trial) deliver(event int) reply { return tr.deliverOn(tr.db, event) }
+
+// deliverOn makes one delivery on a handle, in a goroutine of its own, since it may leave that or never come back.
+func (tr *trial) deliverOn(db *gorm.DB, event int) reply {
 	ctx, cancel := context.WithCancel(tr.ctx)
 	defer cancel()
 	ended := make(chan reply, 1)
-	go labelled(ctx, tr.id, func(ctx context.Context) { tr.call(ctx, event, ended) })
+	go labelled(ctx, tr.id, func(ctx context.Context) { tr.call(ctx, db, event, ended) })
 	timeout := time.NewTimer(tr.timeout)
 	defer timeout.Stop()
 	select {
@@ -136,7 +139,7 @@ func at(places []string) string {
 }
 
 // call calls the code under test, and says what became of it, also if it panics or leaves its goroutine.
-func (tr *trial) call(ctx context.Context, event int, ended chan<- reply) {
+func (tr *trial) call(ctx context.Context, db *gorm.DB, event int, ended chan<- reply) {
 	o := reply{fault: fmt.Sprintf("the delivery of event %d left its goroutine, by t.FailNow or runtime.Goexit: return an error", event)}
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -144,8 +147,8 @@ func (tr *trial) call(ctx context.Context, event int, ended chan<- reply) {
 		}
 		ended <- o
 	}()
-	value, err := tr.subject(ctx, tr.db.WithContext(ctx), event)
-	o = reply{answer: answerOf(value), err: err}
+	value, err := tr.subject(ctx, db.WithContext(ctx), event)
+	o = reply{answer: answerOf(value, tr.headers...), err: err}
 }
 
 // mustDeliver is for a delivery that has to succeed. If it doesn't, the trial is over.
@@ -156,10 +159,22 @@ func (tr *trial) mustDeliver(event int, what string) answer {
 	case o.fault != "":
 		tr.t.Fatalf("gormtest: %s", o.fault)
 	case o.err != nil:
-		tr.t.Fatalf("gormtest: event %d, %s, failed: %v", event, what, o.err)
+		tr.t.Fatalf("gormtest: event %d, %s, failed: %v%s", event, what, o.err, remedy(o.err))
 	}
 	return o.answer
 }
+
+// remedy says what an error comes from that does not say so itself.
+func remedy(err error) string {
+	if sqlState(err) == stateTxAborted {
+		return ": an earlier statement of this transaction failed, and the handler went on without its error: return it, or run what may " +
+			"fail in a tx.Transaction of its own"
+	}
+	return ""
+}
+
+// stateTxAborted is how the server refuses all that follows on a statement that failed.
+const stateTxAborted = "25P02"
 
 // effect takes what was committed since the last time.
 func (tr *trial) effect() effect {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -94,6 +95,15 @@ func TestMisbehavingDeliveries(t *testing.T) {
 				return result, err
 			},
 			[]string{"event 0, delivered again, failed: try again"},
+		},
+		"goes on after a statement that failed": {
+			func(_ context.Context, db *gorm.DB, event int) (any, error) {
+				return idempotency.Do(db, "shop", eventID(event), nil, func(tx *gorm.DB) error {
+					_ = tx.Exec("INSERT INTO nowhere VALUES (1)").Error
+					return pay(event)(tx)
+				})
+			},
+			[]string{"event 0, delivered for the first time, failed", "25P02", "the handler went on without its error", "tx.Transaction"},
 		},
 		"does nothing": {
 			func(context.Context, *gorm.DB, int) (any, error) { return nil, nil },
@@ -211,17 +221,18 @@ func TestUnusableInput(t *testing.T) {
 		opts    []Option
 		want    []string
 	}{
-		"no handle":                {db: nil, want: []string{"the handle is nil"}},
-		"a handle of nobody's":     {db: &gorm.DB{}, want: []string{"gorm.Open did not make it"}},
-		"a pool that is closed":    {db: gone, want: []string{"closed"}},
-		"a handle with an error":   {db: broken, want: []string{"carries an error", "try again"}},
-		"no plugin":                {db: unregistered, want: []string{"not registered"}},
-		"no table of keys":         {db: noTable, want: []string{"idempotency_keys"}},
-		"a database that is taken": {db: inUse, want: []string{"schema gormtest", "each test its own"}},
-		"too few events":           {db: good, opts: []Option{WithEvents(1)}, want: []string{"WithEvents(1)"}},
-		"too few deliveries":       {db: good, opts: []Option{WithDeliveries(-1)}, want: []string{"WithDeliveries(-1)"}},
-		"no concurrency":           {db: good, opts: []Option{WithConcurrency(0)}, want: []string{"WithConcurrency(0)"}},
-		"no time":                  {db: good, opts: []Option{WithTimeout(0)}, want: []string{"WithTimeout(0s)"}},
+		"no handle":                       {db: nil, want: []string{"the handle is nil"}},
+		"a handle of nobody's":            {db: &gorm.DB{}, want: []string{"gorm.Open did not make it"}},
+		"a pool that is closed":           {db: gone, want: []string{"closed"}},
+		"a handle with an error":          {db: broken, want: []string{"carries an error", "try again"}},
+		"no plugin":                       {db: unregistered, want: []string{"not registered"}},
+		"no table of keys":                {db: noTable, want: []string{"idempotency_keys"}},
+		"a database that is taken":        {db: inUse, want: []string{"schema gormtest", "each test its own"}},
+		"too few events":                  {db: good, opts: []Option{WithEvents(1)}, want: []string{"WithEvents(1)"}},
+		"too few deliveries":              {db: good, opts: []Option{WithDeliveries(-1)}, want: []string{"WithDeliveries(-1)"}},
+		"no concurrency":                  {db: good, opts: []Option{WithConcurrency(0)}, want: []string{"WithConcurrency(0)"}},
+		"no time":                         {db: good, opts: []Option{WithTimeout(0)}, want: []string{"WithTimeout(0s)"}},
+		"an exempt header without a name": {db: good, opts: []Option{WithExemptHeaders("X-Request-Id", "")}, want: []string{"WithExemptHeaders"}},
 		"an exempt table that is not there": {
 			db: good, opts: []Option{nil, WithExempt("auditz")}, want: []string{"WithExempt", `"auditz"`},
 		},
@@ -314,6 +325,31 @@ func TestExemptTables(t *testing.T) {
 	}
 }
 
+// Middleware may set a header to something else each time. Nothing is exempt unless it is named.
+func TestExemptHeaders(t *testing.T) {
+	t.Parallel()
+	var requests atomic.Int64
+	deliver := Serve(func(db *gorm.DB) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("X-Request-ID", fmt.Sprint(requests.Add(1)))
+			w.Header().Set("Date", time.Now().String())
+			_, err := idempotency.Do(db, "shop", r.Header.Get("Event-Id"), nil, func(tx *gorm.DB) error { return sell(tx) })
+			if err != nil {
+				http.Error(w, "try again", http.StatusServiceUnavailable)
+			}
+		})
+	}, func(event int) *http.Request {
+		r, _ := http.NewRequest(http.MethodPost, "/hooks", http.NoBody)
+		r.Header.Set("Event-Id", eventID(event))
+		return r
+	})
+	for _, use := range tools {
+		use(t, openShop(t), deliver, WithExemptHeaders("x-request-id"))
+		requireFailure(t, func(test *fakeTest) { use(test, openShop(t), deliver, WithExemptHeaders("X-Trace")) },
+			"answered differently", "X-Request-Id:", "WithExemptHeaders")
+	}
+}
+
 func TestAnswersThatDiffer(t *testing.T) {
 	t.Parallel()
 	result := &idempotency.Result{Status: 200, Header: map[string][]string{"A": {"1"}, "B": {"2"}}, Body: []byte("x")}
@@ -337,6 +373,10 @@ func TestAnswersThatDiffer(t *testing.T) {
 	}
 	if got := answer(`{"at": 17}`).against(`{"at": 18}`); !strings.Contains(got, "byte 8") {
 		t.Error(got)
+	}
+	long := answer("200 Content-Type: [\"application/json\"] X-Request-Id: [\"17\"] and more, so much that it is cut")
+	if got := long.near(53); got != `… ["application/json"] X-Request-Id: ["17"] and more, so much that it is cut` {
+		t.Errorf("%q", got)
 	}
 	if got := answer("abc").against("ab"); !strings.Contains(got, "byte 2") {
 		t.Error(got)

@@ -16,11 +16,14 @@ import (
 // conn is a connection of pgx that sends BEGIN with the statement after it, and COMMIT with the statement before it, where
 // the library asks for that. Everything else is the connection's own.
 type conn struct {
-	*stdlib.Conn
+	*pgxConn
 
 	open  *transaction // the one that is under way, if it is the library's
 	begin string       // its BEGIN, until that is sent
 }
+
+// pgxConn by another name: embedded as Conn, it would hide its method Conn, which code that uses sql.Conn.Raw looks for.
+type pgxConn = stdlib.Conn
 
 // beginnings are the transactions whose BEGIN can wait. Any other isolation is for pgx to refuse.
 var beginnings = map[sql.IsolationLevel]string{
@@ -36,9 +39,9 @@ var beginnings = map[sql.IsolationLevel]string{
 func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	begin, known := beginnings[sql.IsolationLevel(opts.Isolation)]
 	if !known || !pipelined.ClaimFollows(ctx) {
-		return c.Conn.BeginTx(ctx, opts)
+		return c.pgxConn.BeginTx(ctx, opts)
 	}
-	if c.Conn.Conn().IsClosed() {
+	if c.Conn().IsClosed() {
 		return nil, driver.ErrBadConn // database/sql takes another connection
 	}
 	if opts.ReadOnly {
@@ -53,9 +56,9 @@ func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 func (c *conn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	last := c.open != nil && pipelined.RollbackFollows(ctx)
 	if c.begin == "" && !last {
-		return c.Conn.QueryContext(ctx, query, args)
+		return c.pgxConn.QueryContext(ctx, query, args)
 	}
-	if c.Conn.Conn().IsClosed() {
+	if c.Conn().IsClosed() {
 		return nil, driver.ErrBadConn
 	}
 	batch := &pgx.Batch{}
@@ -68,7 +71,7 @@ func (c *conn) QueryContext(ctx context.Context, query string, args []driver.Nam
 	if last {
 		batch.Queue("rollback")
 	}
-	results := c.Conn.Conn().SendBatch(ctx, batch)
+	results := c.Conn().SendBatch(ctx, batch)
 	found, err := readQuery(results, begins)
 	err = c.ended(results, err)
 	switch {
@@ -114,7 +117,7 @@ func (c *conn) ended(results pgx.BatchResults, err error) error {
 func (c *conn) discard() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	_ = c.Conn.Conn().Close(ctx)
+	_ = c.Conn().Close(ctx)
 }
 
 // ExecContext implements driver.ExecerContext. One that is marked waits for Commit: from then on database/sql lets nobody
@@ -128,7 +131,7 @@ func (c *conn) ExecContext(ctx context.Context, query string, args []driver.Name
 	if err := c.sendBegin(ctx); err != nil {
 		return nil, err
 	}
-	return c.Conn.ExecContext(ctx, query, args)
+	return c.pgxConn.ExecContext(ctx, query, args)
 }
 
 // Prepare implements driver.Conn.
@@ -141,7 +144,7 @@ func (c *conn) PrepareContext(ctx context.Context, query string) (driver.Stmt, e
 	if err := c.sendBegin(ctx); err != nil {
 		return nil, err
 	}
-	return c.Conn.PrepareContext(ctx, query)
+	return c.pgxConn.PrepareContext(ctx, query)
 }
 
 // sendBegin sends a BEGIN that has waited for another statement than this.
@@ -151,7 +154,7 @@ func (c *conn) sendBegin(ctx context.Context) error {
 	}
 	begin := c.begin
 	c.begin = ""
-	_, err := c.Conn.ExecContext(ctx, begin, nil)
+	_, err := c.pgxConn.ExecContext(ctx, begin, nil)
 	return err
 }
 

@@ -46,7 +46,7 @@ func (p pipelining) Connect(ctx context.Context) (driver.Conn, error) {
 		return nil, err
 	}
 	if pgx, ok := inner.(*stdlib.Conn); ok {
-		return &conn{Conn: pgx}, nil
+		return &conn{pgxConn: pgx}, nil
 	}
 	return inner, nil
 }

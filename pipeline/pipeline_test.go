@@ -182,6 +182,19 @@ func TestTransactionIsTheSqlTx(t *testing.T) {
 	requireEffects(t, db, "evt", 1)
 }
 
+// Code that uses sql.Conn.Raw finds pgx's connection by the same method as on pgx's own pools.
+func TestRawGivesPgxsConnection(t *testing.T) {
+	t.Parallel()
+	pool := pipeline.OpenDB(stdlib.GetConnector(*parse(t, gormtest.DSN(t))))
+	t.Cleanup(func() { _ = pool.Close() })
+	single, err := pool.Conn(t.Context())
+	requireDone(t, err)
+	defer func() { _ = single.Close() }()
+	requireDone(t, single.Raw(func(raw any) error {
+		return raw.(interface{ Conn() *pgx.Conn }).Conn().Ping(t.Context())
+	}))
+}
+
 // COMMIT fails after the answer has been stored: nothing is kept, and the connection is as good as before.
 func TestCommitThatFails(t *testing.T) {
 	t.Parallel()

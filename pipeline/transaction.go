@@ -41,7 +41,7 @@ func (t *transaction) Commit() error {
 }
 
 func (t *transaction) sendCommit() (pgconn.CommandTag, error) {
-	pgxConn := t.conn.Conn.Conn()
+	pgxConn := t.conn.Conn()
 	if t.last == nil {
 		return pgxConn.Exec(t.ctx, "commit")
 	}
@@ -77,7 +77,7 @@ func (t *transaction) Rollback() error {
 	if t.conn.begin != "" || t.status() == idle {
 		return nil
 	}
-	if _, err := t.conn.Conn.Conn().Exec(t.ctx, "rollback"); err != nil {
+	if _, err := t.conn.Conn().Exec(t.ctx, "rollback"); err != nil {
 		t.conn.discard()
 		return fmt.Errorf("roll back: %w", err)
 	}
@@ -89,4 +89,4 @@ func (t *transaction) leave() { t.conn.begin, t.conn.open = "", nil }
 // idle is the status of a connection that is in no transaction.
 const idle = 'I'
 
-func (t *transaction) status() byte { return t.conn.Conn.Conn().PgConn().TxStatus() }
+func (t *transaction) status() byte { return t.conn.Conn().PgConn().TxStatus() }
