@@ -502,6 +502,65 @@ func TestInspectSaysWhatItsRoleMayNotSee(t *testing.T) {
 	}
 }
 
+// A sweep works on each partition by its own name. A role that has its rights on the table alone is told so, and with the
+// rights that docs/operations.md grants it sweeps.
+func TestInspectSaysWhichPartitionsItsRoleMayNotSweep(t *testing.T) {
+	t.Parallel()
+	dsn := gormtest.DSN(t)
+	db := open(t, setup{dsn: dsn})
+	partition(t, db)
+	insertKeys(t, db, "s", 100, 40*day, 35*day)
+	role := fmt.Sprintf("sweeper_%d", time.Now().UnixNano())
+	mustExec(t, db, "CREATE ROLE "+role)
+	t.Cleanup(func() { mustExec(t, db.WithContext(context.Background()), "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	mustExec(t, db, "GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_keys TO "+role)
+	sweeping := open(t, setup{dsn: dsn, conns: 1})
+	mustExec(t, sweeping, "SET ROLE "+role)
+	requireFinding(t, inspect(t, sweeping), "privileges", idempotency.Note, "may not sweep each partition", "public.part_0; public.part_1; public.part_2; public.part_3.",
+		"GRANT SELECT, UPDATE, DELETE ON public.part_0, public.part_1, public.part_2, public.part_3 TO ")
+	if _, err := newSweeper(t, sweeping, idempotency.SweeperConfig{}).Sweep(t.Context()); err == nil {
+		t.Fatal("it swept, without the right to")
+	}
+
+	for _, b := range blocksIn(readDocuments(t), "sql") {
+		_, grants, found := strings.Cut(b.text, "GRANT pg_read_all_stats TO keys_operator;")
+		if b.doc == "docs/operations.md" && found {
+			mustExec(t, db, strings.ReplaceAll(grants, "keys_operator", role))
+		}
+	}
+	if report, err := newSweeper(t, sweeping, idempotency.SweeperConfig{}).Sweep(t.Context()); err != nil || report.Deleted != 100 {
+		t.Errorf("with the documented rights: %+v, %v", report, err)
+	}
+	requireNoFinding(t, inspect(t, sweeping), "privileges")
+}
+
+// Other code may have written any time that PostgreSQL has. One such row keeps no check from its answer.
+func TestInspectCopesWithAnyTime(t *testing.T) {
+	t.Parallel()
+	for _, claimed := range []string{"infinity", "-infinity", "294276-12-31 23:59:59", "4713-01-01 00:00:00 BC"} {
+		t.Run(claimed, func(t *testing.T) {
+			t.Parallel()
+			db := open(t, setup{})
+			mustExec(t, db, "ALTER TABLE idempotency_keys SET (autovacuum_enabled = off)")
+			insertKeys(t, db, "s", 1000, 20*day, 0)
+			mustExec(t, db, `INSERT INTO idempotency_keys (source, event_id, payload_digest, claimed_at) VALUES ('s', 'evt', '\x00', ?::timestamptz)`, claimed) // one: ANALYZE puts it at an end of its histogram
+			mustExec(t, db, "ANALYZE idempotency_keys")
+			mustExec(t, db, "DELETE FROM idempotency_keys WHERE isfinite(claimed_at) AND claimed_at BETWEEN now() - interval '1 year' AND now() - interval '10 days'")
+			report := inspect(t, db)
+			requireFinding(t, report, "incomplete-claims", idempotency.Warning, ": 1, the oldest from")
+			if len(report.Skipped) > 0 || report.Keys < 500 || report.OldestClaim < 9*day {
+				t.Errorf("got %+v", report)
+			}
+			if overdue := strings.HasPrefix(claimed, "-") || strings.HasSuffix(claimed, "BC"); (report.Overdue == 1) != overdue {
+				t.Errorf("%d keys are overdue", report.Overdue)
+			}
+			if !strings.HasSuffix(claimed, "BC") { // that is the oldest that is left
+				requireFinding(t, report, "deleted-early", idempotency.Critical, "19 days old")
+			}
+		})
+	}
+}
+
 // However large the table, however far its BRIN index and its statistics are from the truth, an inspection reads a bounded
 // number of pages.
 func TestInspectReadsABoundedNumberOfPages(t *testing.T) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"database/sql"
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -47,6 +49,7 @@ func (d *database) addFlags(command *cobra.Command) {
 	command.Flags().SortFlags = false
 	flags.StringVar(&d.dsn, "dsn", "", "the application's database, a `URL` or keywords and values ("+dsnVariable+")")
 	flags.StringVar(&d.table, "table", pgsql.DefaultTable, "the table of keys, `NAME` or schema.name")
+	nameValues(command, "dsn", "table")
 	noFiles(command, "dsn", "table")
 }
 
@@ -54,6 +57,33 @@ func (d *database) addFlags(command *cobra.Command) {
 func addJSONFlag(command *cobra.Command, asJSON *bool) {
 	command.Flags().BoolVar(asJSON, "json", false, "print the result as JSON")
 }
+
+// nameValues takes the backquotes around the names of these flags' values out of their descriptions: the help does so by
+// itself, and the shells' completion does not.
+func nameValues(command *cobra.Command, flags ...string) {
+	for _, flag := range flags {
+		f := command.Flag(flag)
+		_, name, _ := strings.Cut(f.Usage, "`")
+		name, _, _ = strings.Cut(name, "`")
+		f.Usage = strings.ReplaceAll(f.Usage, "`", "")
+		f.Value = namedValue{f.Value, name}
+	}
+}
+
+// namedValue is a flag's value that the help calls by a name.
+type namedValue struct {
+	flagValue
+
+	name string
+}
+
+type flagValue interface {
+	Set(text string) error
+	String() string
+	Type() string
+}
+
+func (v namedValue) Type() string { return v.name }
 
 // noFiles keeps the shell from completing the flags' values with names of files.
 func noFiles(command *cobra.Command, names ...string) {
@@ -108,7 +138,7 @@ func (d *database) parse() (*pgx.ConnConfig, error) {
 		return nil, usageError{fmt.Errorf("which database? Name it with --dsn, or in the environment variable %s", dsnVariable)}
 	}
 	config, err := pgx.ParseConfig(dsn)
-	if err != nil {
+	if err != nil || misread(dsn, config) {
 		return nil, usageError{errors.New("the DSN is neither a URL, postgres://user:password@host:5432/database with special " +
 			"characters percent-encoded, nor keywords and values, host=… user=… password=… dbname=…")}
 	}
@@ -119,6 +149,20 @@ func (d *database) parse() (*pgx.ConnConfig, error) {
 		config.RuntimeParams["application_name"] = "idempotency" // what an operator sees in pg_stat_activity
 	}
 	return config, nil
+}
+
+// misread reports whether the parser has taken a part of a password for something else, which the messages of a failure would
+// then print. In postgres://user:12/34@host/database the host is user, and the rest of it the database's name; in
+// password=12 34 dbname=database there is a parameter "34 dbname".
+func misread(dsn string, config *pgx.ConnConfig) bool {
+	for parameter := range config.RuntimeParams {
+		if strings.ContainsAny(parameter, "@ ") {
+			return true
+		}
+	}
+	u, err := url.Parse(dsn)
+	isURL := err == nil && (u.Scheme == "postgres" || u.Scheme == "postgresql")
+	return isURL && strings.Contains(u.EscapedPath()+u.EscapedFragment(), "@")
 }
 
 // open is pool with a handle on it that the plugin is registered on. The caller closes the pool. What the plugin has to
@@ -178,7 +222,11 @@ func flagError(err error) error {
 	if flag, ok := flags[refused.Field]; ok {
 		return usageError{fmt.Errorf("%s %s", flag, refused.Reason)}
 	}
-	return usageError{fmt.Errorf("--source: %s %s", refused.Field, refused.Reason)}
+	source, isRetention := strings.CutSuffix(strings.TrimPrefix(refused.Field, "Sources["), "].Retention")
+	if isRetention {
+		return usageError{fmt.Errorf("--source: the retention of %s %s", source, refused.Reason)}
+	}
+	return usageError{fmt.Errorf("--source: %s %s", strings.TrimSuffix(source, "]"), refused.Reason)}
 }
 
 // messenger passes on what the library logs for people, a line each, and no statements.
@@ -196,12 +244,17 @@ func (m messenger) printf(format string, args ...any) {
 	_, _ = fmt.Fprintf(m.out, format+"\n", args...)
 }
 
-// printJSON writes a result for a machine.
+// printJSON writes a result for a machine. A person may see it too, so that it is escaped as what is for one.
 func printJSON(out io.Writer, result any) error {
-	encoder := json.NewEncoder(out)
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
 	encoder.SetIndent("", "  ")
-	return encoder.Encode(result)
+	if err := encoder.Encode(result); err != nil {
+		return err
+	}
+	_, err := io.WriteString(out, escaped(text.String()))
+	return err
 }
 
 // flatError is an error whose message has one line: pgx lists the addresses that it tried on lines of their own.

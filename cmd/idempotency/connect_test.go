@@ -17,7 +17,12 @@ func TestCommandsSayWhatIsWrongWithTheDatabase(t *testing.T) {
 			{"nonsense", "neither a URL"},
 			{"postgres://someone:se%cret@localhost/db", "neither a URL"},
 			{"postgres://someone:secret/word@localhost/db", "neither a URL"},
+			{"postgres://someone:12/34secret@localhost/db", "neither a URL"}, // the host is someone, and the port 12
+			{"postgres://someone:12#34secret@localhost/db", "neither a URL"},
+			{"postgres://someone:12?34secret@localhost/db", "neither a URL"},
 			{"host=localhost password='sec ret", "neither a URL"},
+			{"host=localhost password=12 secret dbname=db", "neither a URL"},
+			{gormtest.DSN(t) + "&12secret@localhost/db", "neither a URL"},
 			{"postgres://someone:secret@127.0.0.1:1/db", "connection refused"},
 			{gormtest.DSN(t) + "&user=nobody_here&password=secret", "nobody_here"},
 		} {
@@ -104,11 +109,41 @@ func TestCompletion(t *testing.T) {
 		{[]string{"sweep", "--dr"}, "--dry-run\t"},
 		{[]string{"stats", "--ds"}, "--dsn\t"},
 		{[]string{"forget", "--y"}, "--yes\t"},
+		{[]string{"migrate", "down", "--y"}, "--yes\t"},
 		{[]string{"sweep", "--dsn", ""}, ":4\n"}, // no names of files
 		{[]string{"forget", ""}, ":4\n"},
 	} {
 		if status, stdout, _ := try(t, append([]string{"__complete"}, c.args...)...); status != 0 || !strings.Contains(stdout, c.want) {
 			t.Errorf("%q completes to %q, want %q", c.args, stdout, c.want)
+		}
+	}
+}
+
+// An at sign is no sign of a password everywhere.
+func TestDatabaseWithAnAtSign(t *testing.T) {
+	t.Parallel()
+	for _, dsn := range []string{
+		"postgres://someone:sec%2Fret@127.0.0.1:1/db?application_name=me@here", "postgres://some@one:se@cret@127.0.0.1:1/db",
+		"postgres://127.0.0.1:1/db%40home", "host=127.0.0.1 port=1 dbname=db@home",
+	} {
+		if _, _, stderr := try(t, "stats", "--dsn", dsn); !strings.Contains(stderr, "connection refused") {
+			t.Errorf("%s: %s", dsn, stderr)
+		}
+	}
+}
+
+// The shells show a flag's description as it is, and the help the name of its value.
+func TestFlagsAreDescribedWithoutBackquotes(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"demo", "migrate up", "migrate export", "sweep", "doctor", "show", "forget", "stats"} {
+		if _, stdout, _ := try(t, append(strings.Fields("__complete "+command), "--")...); strings.Contains(stdout, "`") || !strings.Contains(stdout, "--") {
+			t.Errorf("%s completes to\n%s", command, stdout)
+		}
+	}
+	_, help, _ := try(t, "sweep", "--help")
+	for _, want := range []string{"--retention AGE ", "--source NAME=AGE[/HORIZON] ", "--batch-size N ", "--dsn URL ", "--table NAME "} {
+		if !strings.Contains(help, want) {
+			t.Errorf("%q is not in\n%s", want, help)
 		}
 	}
 }

@@ -75,6 +75,7 @@ many each delivery takes, is up to the machine.`,
 	flags.StringVar(&options.Listen, "listen", "", "loopback `HOST:PORT` of the receiver (a free port)")
 	flags.BoolVar(&options.JSON, "json", false, "print the report as JSON, and nothing else")
 	flags.Uint64Var(&options.Seed, "seed", uint64(time.Now().UnixNano())%1_000_000, "payloads and plan of the storm by number `N` (any)")
+	nameValues(command, "payloads", "listen", "seed")
 	flags.Lookup("seed").DefValue = "0" // keeps the help the same at each call
 	return command
 }

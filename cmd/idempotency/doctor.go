@@ -30,6 +30,10 @@ however large that is, and writes nothing, so that it may run every minute.
 It does not know the application's Config: without --retention it cannot tell
 which keys are overdue, and says so. Give it the same flags as sweep.
 
+A key that a sweep has just not come by yet is no fault: it calls a key overdue
+that is older than its retention by a tenth of it, and by a day. What a sweep
+would delete now, sweep --dry-run counts.
+
 The exit status is 0 if all is well, notes aside, 2 if there is a warning or
 worse, and 1 if it could not look.`,
 		Example: `  idempotency doctor --dsn postgres://user@localhost:5432/shop --retention 30d
@@ -52,6 +56,7 @@ worse, and 1 if it could not look.`,
 				return err
 			}
 			r.withhold(report)
+			nameTheFlag(report)
 			if asJSON {
 				err = printJSON(out, report)
 			} else {
@@ -79,6 +84,15 @@ func (r *retention) withhold(report *idempotency.Report) {
 	}
 	if len(r.sources) == 0 {
 		withhold(report, "no-retry-horizon", "the sources are not known: give --source NAME=AGE/HORIZON for each of the application's Config")
+	}
+}
+
+// nameTheFlag adds to what is said of an unusable table, in the library's words, how this command is told of another one.
+func nameTheFlag(report *idempotency.Report) {
+	for i := range report.Findings {
+		if f := &report.Findings[i]; f.Check == "schema" {
+			f.Remedy += " If the table has another name, give it with --table."
+		}
 	}
 }
 
@@ -185,10 +199,10 @@ func (c *consultation) numbers() {
 	c.text.WriteString("\n")
 	if r.SampledPages > 0 || r.Pages == 0 {
 		c.number("keys", fmt.Sprintf("%s%s, from %s of %s pages", about, humanize.Comma(r.Keys), humanize.Comma(r.SampledPages), humanize.Comma(r.Pages)))
-		c.number("oldest", fmt.Sprintf("%.1f days, of those read", r.OldestClaim.Hours()/24))
+		c.number("oldest", oldest(r))
 	}
 	if c.made("overdue-keys") {
-		c.number("overdue", about+humanize.Comma(r.Overdue))
+		c.number("overdue", about+humanize.Comma(r.Overdue)+", by more than a tenth of their retention and a day")
 	}
 	c.number("size", fmt.Sprintf("table %s, indexes %s", size(r.TableBytes), size(r.IndexBytes)))
 	if r.Updates > 0 {
@@ -197,6 +211,13 @@ func (c *consultation) numbers() {
 	c.number("dead", count(r.DeadRows, "row", "rows"))
 	c.number("holding", count(int64(r.Holding), "transaction", "transactions"))
 	c.number("waiting", count(int64(r.Waiting), "backend", "backends"))
+}
+
+func oldest(r *idempotency.Report) string {
+	if r.Keys == 0 {
+		return "no keys"
+	}
+	return fmt.Sprintf("%.1f days, of those read", r.OldestClaim.Hours()/24)
 }
 
 func (c *consultation) made(check string) bool {

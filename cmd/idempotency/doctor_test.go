@@ -31,8 +31,16 @@ func TestDoctor_Healthy(t *testing.T) {
 		t.Errorf("overdue keys by a retention that nobody gave, or colours:\n%s", stdout)
 	}
 	status, stdout, _ = k.call(t, "doctor", "--retention", "90d", "--source", "shop=60d/30d")
-	if status != 0 || strings.Contains(stdout, "Not checked") || !strings.Contains(stdout, "\noverdue  0\n") {
+	if status != 0 || strings.Contains(stdout, "Not checked") || !strings.Contains(stdout, "\noverdue  0, by more than a tenth of their retention and a day\n") {
 		t.Errorf("status %d\n%s", status, stdout)
+	}
+}
+
+// An empty table has no oldest key.
+func TestDoctor_OfAnEmptyTable(t *testing.T) {
+	t.Parallel()
+	if status, stdout, stderr := newKeys(t).call(t, "doctor"); status != 0 || !strings.Contains(stdout, "\noldest   no keys\n") {
+		t.Errorf("status %d\n%s%s", status, stdout, stderr)
 	}
 }
 
@@ -58,7 +66,7 @@ func TestDoctor_Findings(t *testing.T) {
 	}
 	k.exec(t, "DROP TABLE idempotency_keys")
 	status, stdout, _ = k.call(t, "doctor", "--retention", "30d")
-	if status != 2 || !strings.Contains(stdout, "\nCRITICAL  schema\n") || strings.Contains(stdout, "\nkeys ") {
+	if status != 2 || !strings.Contains(stdout, "\nCRITICAL  schema\n") || !strings.Contains(stdout, "idempotency migrate up") || !strings.Contains(stdout, "--table") || strings.Contains(stdout, "\nkeys ") {
 		t.Errorf("status %d\n%s", status, stdout)
 	}
 }

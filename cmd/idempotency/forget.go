@@ -26,7 +26,10 @@ It shows the key, and asks before it deletes it. First undo the effect that the
 event has had: nothing else does. What was answered stays answered. There is no
 way back but another delivery of the event.
 
-A key that a delivery holds right now is not there yet, and cannot be deleted.`,
+A key that a delivery holds right now is not there yet, and cannot be deleted.
+
+The exit status is 0 if the key was deleted, and 1 if not, also where there is
+no such key.`,
 		Example: `  idempotency forget stripe evt_1Nv0FGQ9RKHgCVdK
 
   # without the question, in a script
@@ -34,7 +37,7 @@ A key that a delivery holds right now is not there yet, and cannot be deleted.`,
 
   # an id that begins with a dash
   idempotency forget --yes -- stripe -evt`,
-		Args: usage(cobra.ExactArgs(2)),
+		Args: arguments("SOURCE", "ID"),
 		RunE: func(command *cobra.Command, args []string) error {
 			ctx, out := command.Context(), command.OutOrStdout()
 			db, pool, err := d.open(ctx, idempotency.Config{}, command.ErrOrStderr())
@@ -45,7 +48,7 @@ A key that a delivery holds right now is not there yet, and cannot be deleted.`,
 			if err := idempotency.CheckSchema(ctx, db); err != nil {
 				return err
 			}
-			key, err := idempotency.Lookup(ctx, db, args[0], args[1])
+			key, err := d.lookupAlone(ctx, db, args[0], args[1])
 			if errors.Is(err, idempotency.ErrKeyNotFound) {
 				return d.notFound(ctx, pool, args[0], args[1])
 			}
@@ -58,13 +61,13 @@ A key that a delivery holds right now is not there yet, and cannot be deleted.`,
 					return err
 				}
 			}
-			if err := forget(ctx, db, key); err != nil {
+			if err := d.forget(ctx, db, key); err != nil {
 				return err
 			}
 			if asJSON {
-				return printJSON(out, forgotten{Source: key.Source, EventID: key.EventID, ClaimedAt: key.ClaimedAt.UTC()})
+				return printJSON(out, forgotten{Source: key.Source, EventID: key.EventID, ClaimedAt: key.claimed})
 			}
-			_, err = fmt.Fprintf(out, "Deleted the key of event %q of source %q, claimed at %s.\n", key.EventID, key.Source, instant(key.ClaimedAt))
+			_, err = fmt.Fprintf(out, "Deleted the key of event %q of source %q, claimed at %s.\n", key.EventID, key.Source, key.claimed)
 			return err
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -77,23 +80,23 @@ A key that a delivery holds right now is not there yet, and cannot be deleted.`,
 
 // forgotten is the answer.
 type forgotten struct {
-	Source    string    `json:"source"`
-	EventID   string    `json:"event_id"`
-	ClaimedAt time.Time `json:"claimed_at"`
+	Source    string  `json:"source"`
+	EventID   string  `json:"event_id"`
+	ClaimedAt *moment `json:"claimed_at"`
 }
 
 // forget deletes the key that was shown and no later one: if somebody else was quicker, and the event has taken effect again
 // since, it would take effect once too often.
-func forget(ctx context.Context, db *gorm.DB, shown *idempotency.IdempotencyKey) error {
+func (d *database) forget(ctx context.Context, db *gorm.DB, shown *storedKey) error {
 	return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
-		now, err := idempotency.Lookup(ctx, tx, shown.Source, shown.EventID)
+		now, err := d.lookup(ctx, tx, shown.Source, shown.EventID)
 		switch {
 		case errors.Is(err, idempotency.ErrKeyNotFound):
 			return errors.New("the key was deleted by somebody else meanwhile: nothing was done")
 		case err != nil:
 			return err
-		case !now.ClaimedAt.Equal(shown.ClaimedAt):
-			return fmt.Errorf("the key was deleted by somebody else meanwhile, and claimed again at %s: nothing was done", instant(now.ClaimedAt))
+		case !now.claimed.equal(shown.claimed):
+			return fmt.Errorf("the key was deleted by somebody else meanwhile, and claimed again at %s: nothing was done", now.claimed)
 		}
 		return idempotency.Forget(ctx, tx, shown.Source, shown.EventID)
 	}, &sql.TxOptions{Isolation: sql.LevelRepeatableRead}) // so that a change between the two is an error
@@ -132,16 +135,16 @@ func holderName(holder *pgsql.Session) string {
 }
 
 // describe is what there is to know before the question.
-func describe(key *idempotency.IdempotencyKey) string {
+func describe(key *storedKey) string {
 	answer := "no answer"
 	if key.ResponseStatus != nil {
 		answer = fmt.Sprintf("the answer %d of %s", *key.ResponseStatus, count(int64(len(key.ResponseRaw)), "byte", "bytes"))
 	}
 	state := ", with " + answer
-	if key.CompletedAt == nil {
+	if key.completed == nil {
 		state = ", and never completed: other code than the library wrote it"
 	}
-	return fmt.Sprintf("Event %q of source %q was claimed at %s%s.", key.EventID, key.Source, instant(key.ClaimedAt), state)
+	return fmt.Sprintf("Event %q of source %q was claimed at %s%s.", key.EventID, key.Source, key.claimed, state)
 }
 
 // instant is a time as messages have it.

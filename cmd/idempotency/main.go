@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gorm-idempotency/idempotency"
 	"github.com/gorm-idempotency/idempotency/internal/demo"
 )
 
@@ -53,6 +54,9 @@ func execute(ctx context.Context, root *cobra.Command) int {
 	_, _ = fmt.Fprintf(stderr, "idempotency: %s\n", strings.TrimPrefix(err.Error(), "idempotency: "))
 	if usage := (usageError{}); errors.As(err, &usage) {
 		_, _ = fmt.Fprintf(stderr, "Usage: %s\nFor more: %s --help\n", command.UseLine(), command.CommandPath())
+	}
+	if errors.Is(err, idempotency.ErrSchema) {
+		_, _ = fmt.Fprintln(stderr, "Create the table with: idempotency migrate up\nIf it has another name, say it with --table.")
 	}
 	for _, interrupted := range []error{errInterrupted, demo.ErrInterrupted, context.Canceled} {
 		if errors.Is(err, interrupted) {
@@ -97,6 +101,16 @@ looked and found something wrong, and 130 after Ctrl-C.`,
 	root.AddCommand(newForget())
 	root.AddCommand(newStats())
 	return root
+}
+
+// arguments wants one of each name.
+func arguments(names ...string) cobra.PositionalArgs {
+	return usage(func(_ *cobra.Command, args []string) error {
+		if len(args) == len(names) {
+			return nil
+		}
+		return fmt.Errorf("want %s, and got %s", strings.Join(names, " and "), count(int64(len(args)), "argument", "arguments"))
+	})
 }
 
 // usage marks what is wrong with the arguments as an error of the call.

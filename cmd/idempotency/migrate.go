@@ -1,11 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -43,17 +47,20 @@ type migration struct {
 func (m *migration) addTableFlag(command *cobra.Command) {
 	command.Flags().SortFlags = false
 	command.Flags().StringVar(&m.table, "table", pgsql.DefaultTable, "the table of keys, `NAME` or schema.name")
+	nameValues(command, "table")
 	noFiles(command, "table")
 }
 
 func (m *migration) addPartitionsFlag(command *cobra.Command) {
 	command.Flags().IntVar(&m.partitions, "partitions", 0, "create the table as `N` hash partitions (none)")
+	nameValues(command, "partitions")
 	noFiles(command, "partitions")
 }
 
 func (m *migration) addVersionTableFlag(command *cobra.Command) {
 	command.Flags().StringVar(&m.versionTable, "version-table", "",
 		"the table of applied migrations, `NAME` or schema.name ("+migrations.DefaultVersionTable+", for another table TABLE_goose_versions)")
+	nameValues(command, "version-table")
 	noFiles(command, "version-table")
 }
 
@@ -98,17 +105,19 @@ it is; one with another number of partitions than --partitions says is refused.`
 		Args: usage(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			out, changes := command.OutOrStdout(), 0
+			var written error
 			return m.on(command.Context(), func(pool *sql.DB, options ...migrations.Option) error {
 				if err := migrations.Up(command.Context(), pool, options...); err != nil {
 					return err
 				}
 				if changes == 0 {
-					_, _ = fmt.Fprintf(out, "nothing to do: %s is up to date\n", m.table)
+					_, written = fmt.Fprintf(out, "nothing to do: %s is up to date\n", m.table)
 				}
-				return nil
+				return written
 			}, migrations.WithObserve(func(c migrations.Change) {
 				changes++
-				_, _ = fmt.Fprintf(out, "applied %s in %v\n", c.Name, c.Took.Round(time.Millisecond))
+				_, err := fmt.Fprintf(out, "applied %s in %v\n", c.Name, c.Took.Round(time.Millisecond))
+				written = cmp.Or(written, err)
 			}))
 		},
 	}
@@ -133,29 +142,30 @@ there is no terminal to ask on, it wants --yes.`,
 		Args:    usage(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			out := command.OutOrStdout()
+			var written error
 			return m.on(command.Context(), func(pool *sql.DB, options ...migrations.Option) error {
 				newest, err := newestApplied(command.Context(), pool, options)
 				if err != nil {
 					return err
 				}
 				if newest.Version == 0 {
-					_, _ = fmt.Fprintf(out, "nothing to do: no migration of %s is applied\n", m.table)
-					return nil
+					_, err := fmt.Fprintf(out, "nothing to do: no migration of %s is applied\n", m.table)
+					return err
 				}
 				if !sure {
 					if err := confirm(command, m.downQuestion(newest)); err != nil {
 						return err
 					}
 				}
-				return migrations.Down(command.Context(), pool, options...)
+				return cmp.Or(migrations.Down(command.Context(), pool, options...), written)
 			}, migrations.WithObserve(func(c migrations.Change) {
-				_, _ = fmt.Fprintf(out, "rolled back %s in %v\n", c.Name, c.Took.Round(time.Millisecond))
+				_, written = fmt.Fprintf(out, "rolled back %s in %v\n", c.Name, c.Took.Round(time.Millisecond))
 			}))
 		},
 	}
 	m.addFlags(command)
 	m.addVersionTableFlag(command)
-	command.Flags().BoolVar(&sure, "yes", false, "do not ask")
+	command.Flags().BoolVarP(&sure, "yes", "y", false, "do not ask")
 	return command
 }
 
@@ -280,23 +290,23 @@ type verdict struct {
 func (m *migration) printVerdict(command *cobra.Command, wrong error, asJSON bool) error {
 	out, v := command.OutOrStdout(), verdict{Table: m.table, OK: wrong == nil, Findings: []string{}}
 	v.Findings = append(v.Findings, pgsql.Problems(wrong)...)
-	switch {
-	case asJSON:
-		if err := printJSON(out, v); err != nil {
-			return err
-		}
-	case v.OK:
-		_, _ = fmt.Fprintf(out, "%s is as the library needs it\n", m.table)
-	default:
-		_, _ = fmt.Fprintf(out, "%s cannot be used:\n", m.table)
-		for _, finding := range v.Findings {
-			_, _ = fmt.Fprintf(out, "  - %s\n", finding)
-		}
+	var err error
+	if asJSON {
+		err = printJSON(out, v)
+	} else {
+		_, err = io.WriteString(out, v.text())
 	}
-	if !v.OK {
+	if err == nil && !v.OK {
 		return errFindings
 	}
-	return nil
+	return err
+}
+
+func (v verdict) text() string {
+	if v.OK {
+		return v.Table + " is as the library needs it\n"
+	}
+	return v.Table + " cannot be used:\n  - " + strings.Join(v.Findings, "\n  - ") + "\n"
 }
 
 func newMigrateSQL() *cobra.Command {
@@ -342,7 +352,7 @@ They get the next numbers there, or timestamps if the newest file has one or
 there is none. What is there already is left alone, so it may be run again after
 each update of the library. It needs no database.`,
 		Example: `  idempotency migrate export db/migrations --table app.event_keys`,
-		Args:    usage(cobra.ExactArgs(1)),
+		Args:    arguments("DIR"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveFilterDirs
 		},
@@ -352,16 +362,18 @@ each update of the library. It needs no database.`,
 				return err
 			}
 			written, err := migrations.Export(args[0], options...)
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("there is no folder %s: create it, or correct the name", args[0])
+			}
 			if err != nil {
 				return err
 			}
-			for _, path := range written {
-				_, _ = fmt.Fprintln(command.OutOrStdout(), path)
-			}
 			if len(written) == 0 {
 				_, _ = fmt.Fprintf(command.ErrOrStderr(), "nothing to do: %s has every migration of %s\n", args[0], m.table)
+				return nil
 			}
-			return nil
+			_, err = fmt.Fprintln(command.OutOrStdout(), strings.Join(written, "\n"))
+			return err
 		},
 	}
 	m.addTableFlag(command)

@@ -35,7 +35,7 @@ func TestMigrate_UpStatusDown(t *testing.T) {
 		{[]string{"up", "--partitions", "4"}, `nothing to do: app.keys is up to date\n`},
 		{[]string{"status"}, `MIGRATION +APPLIED\n` + firstMigration + ` +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\n`},
 		{[]string{"validate"}, `app.keys is as the library needs it\n`},
-		{[]string{"down", "--yes"}, `rolled back ` + firstMigration + ` in [0-9.]+m?s\n`},
+		{[]string{"down", "-y"}, `rolled back ` + firstMigration + ` in [0-9.]+m?s\n`},
 	} {
 		status, stdout, stderr := k.call(t, slices.Concat([]string{"migrate"}, c.args, []string{"--table", "app.keys"})...)
 		if status != 0 || stderr != "" {
@@ -196,8 +196,8 @@ func TestMigrate_BadInput(t *testing.T) {
 		{[]string{"up", "--dsn", "postgres://user:secret@127.0.0.1:1/none"}, "connect to the database: ", false},
 		{[]string{"sql", "--partitions", "5000"}, "partitions: 5000 are too many", true},
 		{[]string{"sql", "--dsn", "postgres:///"}, "unknown flag: --dsn", true},
-		{[]string{"export"}, "accepts 1 arg", true},
-		{[]string{"export", filepath.Join(t.TempDir(), "missing")}, "missing", false},
+		{[]string{"export"}, "want DIR, and got 0 arguments", true},
+		{[]string{"export", filepath.Join(t.TempDir(), "missing")}, "missing: create it", false},
 		{[]string{"export", t.TempDir(), "--partitions", "1"}, "partitions: one partition", true},
 		{[]string{"validate", "--table", long}, "is too long", true},
 		{[]string{"down", "--yes", "--partitions", "4"}, "unknown flag: --partitions", true},

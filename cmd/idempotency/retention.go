@@ -23,8 +23,8 @@ type retention struct {
 
 // addFlags gives a command the flags.
 func (r *retention) addFlags(command *cobra.Command) {
-	command.Flags().Var(&r.common, "retention", "how long keys are kept, `AGE` such as 720h or 30d: the application's Config.Retention")
-	command.Flags().Var(&r.sources, "source", "`NAME=AGE[/HORIZON]`: another retention of one source, and how long its sender "+
+	command.Flags().Var(&r.common, "retention", "how long keys are kept, such as 720h or 30d: the application's Config.Retention")
+	command.Flags().Var(&r.sources, "source", "another retention of one source, and how long its sender "+
 		"keeps redelivering (once for each source)")
 	noFiles(command, "retention", "source")
 }
@@ -123,6 +123,10 @@ func (s *sourceFlag) Set(text string) error {
 	if hasHorizon {
 		if source.RetryHorizon, err = parsePeriod(horizon); err != nil {
 			return fmt.Errorf("the horizon of %q: %w", name, err)
+		}
+		if source.Retention <= source.RetryHorizon {
+			return fmt.Errorf("the retention of %q is %s, and must exceed its sender's retry horizon of %s: a later redelivery would take effect again",
+				name, formatPeriod(source.Retention), formatPeriod(source.RetryHorizon))
 		}
 	}
 	if *s == nil {

@@ -54,7 +54,7 @@ The exit status is 0 if there is such a key or somebody holds it, 1 if not, and
 
   # for a machine
   idempotency show stripe evt_1Nv0FGQ9RKHgCVdK --json | jq .answer.status`,
-		Args: usage(cobra.ExactArgs(2)),
+		Args: arguments("SOURCE", "ID"),
 		RunE: func(command *cobra.Command, args []string) error {
 			body, err := readPayload(command, payload)
 			if err != nil {
@@ -84,6 +84,7 @@ The exit status is 0 if there is such a key or somebody holds it, 1 if not, and
 	d.addFlags(command)
 	r.addFlags(command)
 	command.Flags().StringVar(&payload, "body", "", "say whether the payload in `FILE` would match; - reads it from the standard input")
+	nameValues(command, "body")
 	addJSONFlag(command, &asJSON)
 	return command
 }
@@ -104,13 +105,13 @@ func readPayload(command *cobra.Command, name string) ([]byte, error) {
 	return append([]byte{}, body...), nil
 }
 
-// shownKey is the answer. Times are the database's, in UTC.
+// shownKey is the answer.
 type shownKey struct {
 	Source         string       `json:"source"`
 	EventID        string       `json:"event_id"`
-	ClaimedAt      *time.Time   `json:"claimed_at"`   // null: no row is committed
-	CompletedAt    *time.Time   `json:"completed_at"` // null: never, by other code
-	SweptAfter     *time.Time   `json:"swept_after"`  // null: no --retention
+	ClaimedAt      *moment      `json:"claimed_at"`   // null: no row is committed
+	CompletedAt    *moment      `json:"completed_at"` // null: never, by other code
+	SweptAfter     *moment      `json:"swept_after"`  // null: no --retention, or claimed at infinity
 	Digest         *shownDigest `json:"digest"`
 	Answer         *shownAnswer `json:"answer"` // null: the handler gave none, which is answered as 200
 	Holder         *shownHolder `json:"holder"` // null: nobody
@@ -131,12 +132,12 @@ type shownAnswer struct {
 }
 
 type shownHolder struct {
-	PID         int        `json:"pid"`
-	Prepared    string     `json:"prepared"`
-	User        string     `json:"user"`
-	Application string     `json:"application"`
-	State       string     `json:"state"`
-	Since       *time.Time `json:"since"` // when its transaction began; null: this role may not see it
+	PID         int     `json:"pid"`
+	Prepared    string  `json:"prepared"`
+	User        string  `json:"user"`
+	Application string  `json:"application"`
+	State       string  `json:"state"`
+	Since       *moment `json:"since"` // when its transaction began; null: this role may not see it
 }
 
 // show reads the key and looks for its holder. It is an error if there is neither.
@@ -146,7 +147,7 @@ func (d *database) show(ctx context.Context, messages io.Writer, r retention, so
 		return nil, err
 	}
 	defer pool.Close()
-	key, err := idempotency.Lookup(ctx, db, source, id)
+	key, err := d.lookupAlone(ctx, db, source, id)
 	unknown := errors.Is(err, idempotency.ErrKeyNotFound)
 	if err != nil && !unknown {
 		return nil, err
@@ -180,18 +181,15 @@ func (d *database) holder(ctx context.Context, pool *sql.DB, source, id string) 
 	}
 	holder := &shownHolder{PID: session.PID, Prepared: session.Prepared, User: session.User, Application: session.Application, State: session.State}
 	if session.Visible() {
-		holder.Since = utc(session.Since)
+		holder.Since = momentOf(session.Since)
 	}
 	return holder, nil
 }
 
-func (s *shownKey) fill(key *idempotency.IdempotencyKey, r retention) error {
-	s.ClaimedAt = utc(key.ClaimedAt)
-	if key.CompletedAt != nil {
-		s.CompletedAt = utc(*key.CompletedAt)
-	}
+func (s *shownKey) fill(key *storedKey, r retention) error {
+	s.ClaimedAt, s.CompletedAt = key.claimed, key.completed
 	if kept, known := r.of(key.Source); known {
-		s.SweptAfter = utc(key.ClaimedAt.Add(kept))
+		s.SweptAfter = key.claimed.after(kept)
 	}
 	scheme, sum := splitDigest(key.PayloadDigest)
 	s.Digest = &shownDigest{Scheme: scheme, Sum: hex.EncodeToString(sum)}
@@ -210,11 +208,6 @@ func (s *shownKey) fill(key *idempotency.IdempotencyKey, r retention) error {
 		}
 	}
 	return nil
-}
-
-func utc(at time.Time) *time.Time {
-	at = at.UTC()
-	return &at
 }
 
 // of is how long the flags say that a source's keys are kept.
@@ -273,12 +266,12 @@ func (s *shownKey) text() string {
 	if s.ClaimedAt == nil {
 		line("claimed", "and not committed: there is no row yet, and no answer")
 	} else {
-		line("claimed", "%s", instant(*s.ClaimedAt))
+		line("claimed", "%s", s.ClaimedAt)
 		line("completed", "%s", s.completed())
 		line("digest", "%s %s", visible(s.Digest.Scheme), s.Digest.Sum)
 	}
 	if s.SweptAfter != nil {
-		line("kept to", "%s", instant(*s.SweptAfter))
+		line("kept to", "%s", s.SweptAfter)
 	}
 	line("holder", "%s", s.Holder.describe())
 	if s.PayloadMatches != nil {
@@ -294,10 +287,10 @@ func (s *shownKey) completed() string {
 	switch {
 	case s.CompletedAt == nil:
 		return "never: other code than the library wrote it, and its deliveries are in flight for ever"
-	case s.CompletedAt.Equal(*s.ClaimedAt):
+	case s.CompletedAt.equal(s.ClaimedAt):
 		return "with the claim, in one transaction"
 	}
-	return instant(*s.CompletedAt)
+	return s.CompletedAt.String()
 }
 
 func (h *shownHolder) name() string {
@@ -321,7 +314,7 @@ func (h *shownHolder) describe() string {
 	if h.Since == nil {
 		return text + "; since when needs pg_read_all_stats"
 	}
-	return text + ", since " + instant(*h.Since)
+	return text + ", since " + h.Since.String()
 }
 
 // write shows the status, the headers, and the body if a terminal can show it.
@@ -344,32 +337,14 @@ func (a *shownAnswer) write(b *strings.Builder, line func(name, format string, a
 		fmt.Fprintf(b, "\n%s\n", escaped(pretty.String()))
 	case isText(a.Raw):
 		line("body", "%s of text", count(int64(a.Bytes), "byte", "bytes"))
-		fmt.Fprintf(b, "\n%s\n", strings.TrimRight(string(a.Raw), "\n"))
+		fmt.Fprintf(b, "\n%s\n", escaped(strings.TrimRight(string(a.Raw), "\n")))
 	default:
 		line("body", "%s that are no text; --json gives them in base64", count(int64(a.Bytes), "byte", "bytes"))
 	}
 }
 
-// isText reports whether a terminal shows these bytes as they are meant, and does nothing else.
+// isText reports whether these bytes are characters, and none of them moves the cursor. Those that change the direction belong
+// to some languages' texts, and are escaped.
 func isText(body []byte) bool {
-	return utf8.Valid(body) && !strings.ContainsFunc(string(body), movesCursor)
+	return utf8.Valid(body) && !strings.ContainsFunc(string(body), func(r rune) bool { return unicode.IsControl(r) && misleadsInText(r) })
 }
-
-func movesCursor(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }
-
-// escaped writes what could move the cursor as JSON's own escape: JSON may contain DEL and the control characters from
-// U+0080 on.
-func escaped(text string) string {
-	var b strings.Builder
-	for _, r := range text {
-		if movesCursor(r) {
-			fmt.Fprintf(&b, `\u%04x`, r)
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
-}
-
-// visible shows what could move the cursor as a question mark.
-func visible(text string) string { return shorten(text, len(text)+1) }

@@ -89,6 +89,9 @@ func TestShow_Answers(t *testing.T) {
 		"text":    {raw(202, "text/plain", "Accepted\n"), []string{"Content-Type: text/plain\n", "9 bytes of text\n\nAccepted\n"}},
 		"binary":  {raw(200, "image/png", "\x89PNG\x00\x1b[2J"), []string{"9 bytes that are no text", "Content-Type: image/png"}},
 		"escape":  {answer(200, "\u009b2J\x7f"), []string{`"\u009b2J\u007f"`}},
+		"turned":  {answer(200, "a\u202eb"), []string{`"a\u202eb"`, "bytes, JSON"}},
+		"hebrew":  {raw(200, "text/plain", "\u05d0\u200f!\u2066"), []string{"\u05d0\\u200f!\\u2066\n", "bytes of text"}},
+		"header":  {raw(200, "text/x\u202ey", ""), []string{"Content-Type: text/x?y\n"}},
 		"nothing": {none, []string{"\nanswer     none: answered as 200 with no body\n"}},
 		"no body": {answer(204, nil), []string{"\nanswer     204 No Content\n", "\nbody       none\n"}},
 	} {
@@ -103,7 +106,7 @@ func TestShow_Answers(t *testing.T) {
 				t.Errorf("%s: %q is not in\n%s", id, want, stdout)
 			}
 		}
-		if strings.ContainsAny(stdout, "\x1b\u009b\x7f") {
+		if strings.ContainsAny(stdout, "\x1b\u009b\x7f\u202e\u200f\u2066") {
 			t.Errorf("%s: control characters in %q", id, stdout)
 		}
 	}
@@ -117,7 +120,7 @@ func TestShow_JSON(t *testing.T) {
 	shown := parse[shownKey](t, stdout)
 	if status != 0 || stderr != "" || shown.Source != "shop" || shown.EventID != "evt" || shown.Digest.Scheme != `json["/attempt"]` || len(shown.Digest.Sum) != 64 ||
 		shown.Answer.Status != 201 || string(shown.Answer.Raw) != `{"n":1}` || shown.Answer.Bytes != 7 || len(shown.Answer.JSON) == 0 || shown.Holder != nil ||
-		!shown.SweptAfter.Equal(shown.ClaimedAt.Add(day)) || !shown.CompletedAt.Equal(*shown.ClaimedAt) || shown.PayloadMatches != nil {
+		!shown.SweptAfter.equal(shown.ClaimedAt.after(day)) || !shown.CompletedAt.equal(shown.ClaimedAt) || shown.PayloadMatches != nil {
 		t.Errorf("status %d\n%s%s", status, stdout, stderr)
 	}
 }
@@ -198,6 +201,35 @@ func TestShow_Incomplete(t *testing.T) {
 	k.exec(t, `INSERT INTO idempotency_keys (source, event_id, payload_digest) VALUES ('shop', 'evt', '\x00')`)
 	if status, stdout, _ := k.call(t, "show", "shop", "evt"); status != 0 || !strings.Contains(stdout, "\ncompleted  never: other code") {
 		t.Errorf("status %d\n%s", status, stdout)
+	}
+}
+
+// What misleads on a terminal is escaped in JSON as well, where it means the same.
+func TestShow_JSONOnATerminal(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t)
+	k.deliver(t, idempotency.Config{}, "evt\u202e", "", answer(200, "\u009b2J\u202e"))
+	_, stdout, _ := k.call(t, "show", "shop", "evt\u202e", "--json")
+	if shown := parse[shownKey](t, stdout); strings.ContainsAny(stdout, "\u009b\u202e") || shown.EventID != "evt\u202e" || string(shown.Answer.Raw) != "\"\u009b2J\u202e\"" {
+		t.Errorf("got %s", stdout)
+	}
+	if _, stdout, _ := k.call(t, "show", "shop", "evt\u202e"); strings.ContainsAny(stdout, "\u009b\u202e") {
+		t.Errorf("got %q", stdout)
+	}
+}
+
+// What is missing is named, and what to run.
+func TestShow_SaysWhatToRun(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t)
+	for _, command := range []string{"show", "forget"} {
+		if _, _, stderr := k.call(t, command, "shop"); !strings.Contains(stderr, "want SOURCE and ID, and got 1 argument\n") {
+			t.Errorf("%s: %s", command, stderr)
+		}
+		_, _, stderr := k.call(t, command, "shop", "evt", "--table", "missing")
+		if !strings.Contains(stderr, "missing") || !strings.Contains(stderr, "idempotency migrate up") || !strings.Contains(stderr, "--table") {
+			t.Errorf("%s: %s", command, stderr)
+		}
 	}
 }
 

@@ -65,7 +65,7 @@ be missing. Sizes are exact.`,
 	return command
 }
 
-// stats are the answer. Times are the database's, and in UTC.
+// stats are the answer. Times are the database's, in UTC.
 type stats struct {
 	Table       string        `json:"table"`
 	At          time.Time     `json:"at"`
@@ -73,7 +73,7 @@ type stats struct {
 	Exact       bool          `json:"exact"` // else the numbers of keys and answers are estimates
 	Pages       int64         `json:"pages"`
 	PagesRead   int64         `json:"pages_read"`
-	Oldest      *time.Time    `json:"oldest"` // of the keys read; null: there are none
+	Oldest      *moment       `json:"oldest"` // of the keys read; null: there are none, or their times are infinite
 	Bytes       statsBytes    `json:"bytes"`
 	Answered    int64         `json:"answered"` // keys with an answer
 	AnswerBytes int64         `json:"answer_bytes"`
@@ -141,8 +141,10 @@ func newStatsOf(table pgsql.Table, figures pgsql.Stats) *stats {
 		Sources: []statsSource{},
 	}
 	if figures.Keys > 0 {
-		oldest := figures.Oldest.UTC()
-		s.Oldest, s.Bytes.PerKey = &oldest, float64(s.Bytes.Total)/float64(figures.Keys)
+		s.Bytes.PerKey = float64(s.Bytes.Total) / float64(figures.Keys)
+	}
+	if !figures.Oldest.IsZero() {
+		s.Oldest = momentOf(figures.Oldest)
 	}
 	if figures.Updates > 0 {
 		share := float64(figures.HOTUpdates) / float64(figures.Updates)
@@ -195,10 +197,12 @@ func (s *stats) summary() string {
 		text += fmt.Sprintf("; %s", s.about(fmt.Sprintf("%.0f B a key", s.Bytes.PerKey)))
 	}
 	if s.Oldest != nil {
-		text += fmt.Sprintf("\noldest   %s UTC, %.1f days ago", s.Oldest.Format(time.DateTime), s.At.Sub(*s.Oldest).Hours()/24)
+		text += fmt.Sprintf("\noldest   %s, %.1f days ago", s.Oldest, float64(s.At.Unix()-s.Oldest.Unix())/day.Seconds())
 		if !s.Exact {
 			text += ", of those read"
 		}
+	}
+	if s.Keys > 0 {
 		text += "\nanswers  " + s.answers()
 	}
 	text += "\nHOT      "

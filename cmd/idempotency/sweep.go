@@ -43,6 +43,9 @@ AGE is a number and a unit, 720h or 30d or 1d12h. With a HORIZON after it, which
 is how long the sender keeps redelivering, a retention that does not exceed it
 is refused.
 
+--dry-run counts every key whose retention is over; doctor calls only those
+overdue that a sweep should have deleted long since.
+
 One sweeper works on a table at a time. If another one is at work, or gets its
 turn in between, this one says so and leaves the rest to it, with exit status 0.
 The status is 0 too when --max-batches have been used up before all was deleted.
@@ -87,6 +90,7 @@ that is not one of keys ends it with status 1.`,
 	flags.IntVar(&s.maxBatches, "max-batches", 0, "end a sweep after `N` batches (0: when nothing is overdue)")
 	flags.DurationVar(&s.pause, "pause", 200*time.Millisecond, "between two batches, for claims and vacuum to get ahead, `DURATION`")
 	addJSONFlag(command, &s.json)
+	nameValues(command, "interval", "batch-size", "max-batches", "pause")
 	noFiles(command, "interval", "batch-size", "max-batches", "pause")
 	return command
 }

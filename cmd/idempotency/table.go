@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 )
 
@@ -47,15 +46,9 @@ func (t *table) print(out io.Writer) error {
 	return nil
 }
 
-// shorten cuts a text at width characters, and shows that it did. What could move the cursor is shown as a question mark: a
-// row may come from other code than the library, which refuses such keys.
+// shorten makes a text visible, cuts it at width characters, and shows that it did.
 func shorten(text string, width int) string {
-	text = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return '?'
-		}
-		return r
-	}, text)
+	text = visible(text)
 	if utf8.RuneCountInString(text) <= width {
 		return text
 	}

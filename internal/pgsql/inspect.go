@@ -42,6 +42,30 @@ func ReadServer(ctx context.Context, q Querier, t Table) (s Server, err error) {
 	return s, nil
 }
 
+const unsweepableQuery = `
+WITH RECURSIVE ` + relations + `
+SELECT format('%I.%I', n.nspname, c.relname)
+FROM relations r JOIN pg_catalog.pg_class c ON c.oid = r.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE r.relkind = 'r' AND r.oid <> pg_catalog.to_regclass($1::text)
+  AND NOT (has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE'))
+ORDER BY n.nspname, c.relname`
+
+// Unsweepable lists the table's partitions that this role may not sweep, quoted and qualified: a sweep works on each of them
+// by its own name, where the rights on the table count for nothing.
+func Unsweepable(ctx context.Context, q Querier, t Table) ([]string, error) {
+	var partitions []string
+	err := eachRow(ctx, q, unsweepableQuery, t.Quoted(), func(scan func(...any) error) error {
+		var name string
+		err := scan(&name)
+		partitions = append(partitions, name)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the rights on the partitions: %w", err)
+	}
+	return partitions, nil
+}
+
 // Store is a relation that rows are stored in, as the catalogue and the server's counters have it. Counters count since they
 // were last reset, which a crash does too.
 type Store struct {
@@ -144,10 +168,14 @@ func Indexes(ctx context.Context, q Querier, t Table) ([]Index, error) {
 	return indexes, nil
 }
 
+// oldestAge is how many seconds ago the oldest of some rows was claimed, 0 if there is none. Other code may have written any
+// time: infinity has no age, and one of more than 285 years does not fit into a time.Duration.
+const oldestAge = `coalesce(least(extract(epoch FROM now() - min(claimed_at) FILTER (WHERE isfinite(claimed_at))), 9e9), 0)::double precision`
+
 // Incomplete counts the claims that were never completed, up to a limit, and says how old the oldest is. It goes by the
 // partial index on them, which every store must have, and reads no more than that holds.
 func Incomplete(ctx context.Context, q Querier, t Table, limit int) (count int, oldest time.Duration, err error) {
-	query := `SELECT count(*), coalesce(extract(epoch FROM max(now() - claimed_at)), 0)::double precision FROM (
+	query := `SELECT count(*), ` + oldestAge + ` FROM (
   SELECT claimed_at FROM ` + t.Quoted() + ` WHERE completed_at IS NULL ORDER BY claimed_at LIMIT $1::text::bigint) AS incomplete`
 	var seconds float64
 	err = eachRow(ctx, q, query, strconv.Itoa(limit), func(scan func(...any) error) error { return scan(&count, &seconds) })
@@ -180,7 +208,7 @@ type SampleClasses struct {
 func Sample(ctx context.Context, q Querier, t Table, percent float64, classes SampleClasses) ([]Sampled, error) {
 	query := `SELECT kept.retention, count(*), count(*) FILTER (WHERE claimed_at < now() - interval '1 second' *
          (kept.retention + greatest($4::text::double precision, kept.retention * $5::text::double precision))),
-       count(*) FILTER (WHERE completed_at IS NULL), extract(epoch FROM now() - min(claimed_at))::double precision
+       count(*) FILTER (WHERE completed_at IS NULL), ` + oldestAge + `
 FROM ` + t.Quoted() + ` TABLESAMPLE SYSTEM ($1::text::real)
 CROSS JOIN LATERAL (SELECT coalesce(($2::text::jsonb ->> source)::double precision, $3::text::double precision) AS retention) AS kept
 GROUP BY kept.retention ORDER BY kept.retention`
@@ -211,9 +239,10 @@ type Vanished struct {
 const vanishedQuery = `
 WITH RECURSIVE ` + relations + `,
 bound AS (
-  SELECT extract(epoch FROM now() - unnest(s.histogram_bounds::text::timestamptz[]))::double precision AS age
+  SELECT CASE WHEN isfinite(claimed_at) THEN extract(epoch FROM now() - claimed_at)::double precision END AS age
   FROM relations r JOIN pg_catalog.pg_class c ON c.oid = r.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_catalog.pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname
+  CROSS JOIN LATERAL unnest(s.histogram_bounds::text::timestamptz[]) AS claimed_at
   WHERE r.relkind = 'r' AND s.attname = 'claimed_at' AND NOT s.inherited
 )
 SELECT coalesce(avg((age > $2::text::double precision AND age < $3::text::double precision)::int), 0)::double precision,

@@ -18,9 +18,9 @@ type Stats struct {
 	Updates, HOTUpdates int64 // since the server's statistics were last reset
 
 	Keys        int64
-	Answered    int64 // of the keys
-	AnswerBytes int64 // of their answers, as they are stored
-	Oldest      time.Time
+	Answered    int64               // of the keys
+	AnswerBytes int64               // of their answers, as they are stored
+	Oldest      time.Time           // of those with a time: other code may have written infinity; zero if there is none
 	Sources     map[string]int64    // keys
 	Hours       map[time.Time]int64 // keys, of the last 24 hours by the clock, this one included
 }
@@ -49,7 +49,7 @@ func (s *Stats) readSample(ctx context.Context, q Querier, table Table) error {
 		var source *string
 		var hour *int64 // since 1970
 		var keys, answered, bytes int64
-		var oldest time.Time
+		var oldest *time.Time
 		if err := scan(&source, &hour, &keys, &answered, &bytes, &oldest); err != nil {
 			return err
 		}
@@ -61,8 +61,8 @@ func (s *Stats) readSample(ctx context.Context, q Querier, table Table) error {
 			s.Keys += s.whole(keys)
 			s.Answered += s.whole(answered)
 			s.AnswerBytes += s.whole(bytes)
-			if s.Oldest.IsZero() || oldest.Before(s.Oldest) {
-				s.Oldest = oldest
+			if oldest != nil && (s.Oldest.IsZero() || oldest.Before(s.Oldest)) {
+				s.Oldest = *oldest
 			}
 		}
 		return nil
@@ -92,7 +92,8 @@ FROM size`
 // no other pages. Neither does it read the answers: their sizes stand in the row.
 func sampleQuery(table Table) string {
 	return `
-SELECT source, hour, count(*), count(*) FILTER (WHERE answered), sum(bytes)::bigint, min(claimed_at)
+SELECT source, hour, count(*), count(*) FILTER (WHERE answered), sum(bytes)::bigint,
+       min(claimed_at) FILTER (WHERE isfinite(claimed_at))
 FROM (
   SELECT source, claimed_at, response_status IS NOT NULL AS answered,
          coalesce(pg_column_size(response_header), 0) + coalesce(pg_column_size(response_body), 0)
