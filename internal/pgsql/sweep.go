@@ -130,12 +130,17 @@ func CountExpired(relation string, class Class) string {
 const SweepLock = `SELECT pg_try_advisory_xact_lock(hashtextextended('idempotency sweep', 0) # pg_catalog.to_regclass($1::text)::oid::bigint),
   set_config('enable_seqscan', 'off', true)`
 
-// Horizon is the number of the oldest transaction whose deletions may still be alive to somebody, as far as this role can
-// see: without the right to, it does not see the snapshots of other roles.
-const Horizon = `SELECT txid_snapshot_xmax(now.s) - greatest(txid_snapshot_xmax(now.s) - txid_snapshot_xmin(now.s),
-  (SELECT max(age(backend_xmin))::bigint FROM pg_catalog.pg_stat_activity
-   WHERE pid <> pg_backend_pid() AND datname = current_database()))
-FROM (SELECT txid_current_snapshot() AS s) AS now`
+// Horizon is the number of the oldest transaction whose deletions may still be alive to somebody, as vacuum sees it: the
+// sessions and prepared transactions of this database count, and whatever belongs to none, such as a standby's feedback. Every
+// role may see these numbers. A transaction in another database of the server may be as long as it likes.
+const Horizon = `SELECT txid_snapshot_xmax(txid_current_snapshot()) - coalesce(max(old), 0) FROM (
+  SELECT greatest(age(backend_xmin), age(backend_xid))::bigint AS old FROM pg_catalog.pg_stat_activity
+  WHERE pid <> pg_backend_pid() AND (datname = current_database() OR datname IS NULL)
+  UNION ALL
+  SELECT age(transaction)::bigint FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()
+  UNION ALL
+  SELECT greatest(age(xmin), age(catalog_xmin))::bigint FROM pg_catalog.pg_replication_slots
+) AS holding`
 
 // Resummarize computes the summary of one range anew. Summaries only ever widen by themselves: once the pages of swept
 // rows hold new ones, the range would claim to hold expired rows for ever.
