@@ -12,6 +12,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/gorm-idempotency/idempotency"
+	"github.com/gorm-idempotency/idempotency/internal/pgsql"
 )
 
 // The arms do the same business write. They run in turns, a few deliveries each, so that a noisy machine hurts all alike,
@@ -194,6 +195,33 @@ func tableSize(b *testing.B, db *gorm.DB) (bytes int64) {
 		b.Fatal(err)
 	}
 	return bytes
+}
+
+// BenchmarkSweepBatch reports what one batch of the sweep takes beside the source page's statement, in turns on the same data.
+func BenchmarkSweepBatch(b *testing.B) {
+	const page = `DELETE FROM idempotency_keys WHERE ctid IN (SELECT ctid FROM idempotency_keys
+		WHERE claimed_at < now() - $1::double precision * interval '1 second' LIMIT $2::bigint)`
+	statements := []string{pgsql.SweepBatch("idempotency_keys", pgsql.AllSources, 128), page}
+	db := open(b, setup{conns: 1})
+	pool, err := db.DB()
+	requireError(b, err, nil)
+	mustExec(b, db, "SET enable_seqscan = off") // as the sweeper does
+	insertKeys(b, db, "s", 500_000, 60*day, 31*day)
+	mustExec(b, db, "VACUUM ANALYZE idempotency_keys")
+	for b.Loop() {
+		took := make([][]float64, len(statements))
+		for range 25 {
+			for i, statement := range statements {
+				began := time.Now()
+				_, err := pool.Exec(statement, (30 * day).Seconds(), 5000)
+				requireError(b, err, nil)
+				took[i] = append(took[i], float64(time.Since(began)))
+			}
+		}
+		b.ReportMetric(median(took[0])/1e6, "batch-ms")
+		b.ReportMetric(medianRatio(took[0], took[1]), "batch/page")
+	}
+	b.ReportMetric(0, "ns/op")
 }
 
 // hotShare reads the server's counters, which backends report when they are idle: it waits until all updates are there.
