@@ -20,7 +20,7 @@ func measureAnswers(ctx context.Context, r *session) ([]Group, error) {
 			c := r.comparison(1, arms...)
 			c.rounds = max(leastRounds, c.rounds/2)
 			if bytes >= 1_000_000 {
-				c.deliveries = max(1, c.deliveries/10) //nolint:mnd // each takes long
+				c.deliveries = max(1, c.deliveries/10) // each takes long
 			}
 			if err := r.latencies(ctx, d, &g, thousands(bytes)+" B", float64(bytes), c); err != nil {
 				return err

@@ -47,7 +47,7 @@ func (r *session) throughput(ctx context.Context, d *database, g *Group, limit *
 		c.arms = append(c.arms, limit.arm())
 	}
 	c.deliveries = max(c.deliveries, connections*r.size.perConnection)
-	c.rounds, c.limit = max(leastRounds, c.rounds/4), c.limit/3 //nolint:mnd // each takes long
+	c.rounds, c.limit = max(leastRounds, c.rounds/4), c.limit/3 // each takes long
 	timings, err := c.run(ctx, d, r.progress.step)
 	for i, a := range c.arms {
 		g.add(a.name, count(connections, "connection"), float64(connections), timings[i].throughput)

@@ -39,7 +39,7 @@ func measureCycles(ctx context.Context, r *session) ([]Group, error) {
 		if err != nil {
 			return err
 		}
-		size := min(sweepBatch, max(1, r.size.month/3)) //nolint:mnd // of a short run
+		size := min(sweepBatch, max(1, r.size.month/3)) // of a short run
 		var ours, theirs []float64
 		for cycle := range cyclesSwept + 1 {
 			if err := d.insertMonth(ctx, cycle, r.size.month); err != nil {

@@ -81,7 +81,7 @@ func measureCommit(ctx context.Context, r *session) ([]Group, error) {
 	for _, connections := range []int{1, 8} {
 		err := r.with(ctx, durable, connections, func(d *database, h *handles) error {
 			c := r.comparison(connections, h.chief()...)
-			c.rounds, c.limit = max(leastRounds, c.rounds/2), c.limit/2 //nolint:mnd // the disk is slow
+			c.rounds, c.limit = max(leastRounds, c.rounds/2), c.limit/2 // the disk is slow
 			return r.latencies(ctx, d, &g, count(connections, "connection"), float64(connections), c)
 		})
 		if err != nil {

@@ -45,7 +45,7 @@ func (r *Results) markdown(name string) string {
 
 func (m Machine) sentence(r *Results) string {
 	text := fmt.Sprintf("Measured in one run of %s (size: %s) on %s, %s, PostgreSQL %s on the loopback interface, %s.\n",
-		count(max(1, int(math.Round(r.Seconds/60))), "minute"), r.Size, count(m.Cores, "core"), m.System, m.PostgreSQL, m.Go) //nolint:mnd // seconds
+		count(max(1, int(math.Round(r.Seconds/60))), "minute"), r.Size, count(m.Cores, "core"), m.System, m.PostgreSQL, m.Go) // seconds
 	if strings.HasPrefix(r.Size, short.name) {
 		text += "**A short run shows that everything works, and its figures mean nothing else.**\n"
 	}

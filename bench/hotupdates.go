@@ -39,7 +39,7 @@ func measureHOT(ctx context.Context, r *session) ([]Group, error) {
 				return arm{name: namePageGORM, effects: never, deliver: func(ctx context.Context, event string) error {
 					return deliverPage(h.plain.WithContext(ctx), event, text, func(*gorm.DB) error { return nil })
 				}}
-			}, r.size.updates / 4}, //nolint:mnd // it is none of ours
+			}, r.size.updates / 4}, // it is none of ours
 		} {
 			err := r.with(ctx, fast, hotWorkers, func(d *database, h *handles) error {
 				if _, err := table.arm(h).run(ctx, hotWorkers, table.updates); err != nil {

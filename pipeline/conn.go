@@ -13,8 +13,8 @@ import (
 	"github.com/gorm-idempotency/idempotency/internal/pipelined"
 )
 
-// conn is a connection of pgx that sends BEGIN with the statement after it, and COMMIT with the statement before it, where
-// the library asks for that. Everything else is the connection's own.
+// conn is a connection of pgx that sends BEGIN with the statement after it, and COMMIT or ROLLBACK with the one before it,
+// where the library asks for that. Everything else is the connection's own.
 type conn struct {
 	*pgxConn
 

@@ -1,7 +1,7 @@
 // Package pipeline makes idempotency cost no round trip of its own, on pgx.
 //
-// A delivery's claim travels with BEGIN, and the statement that stores its answer with COMMIT. A transaction that
-// claims a key and stores an answer then takes as many round trips to the server as one without the library, which on a
+// A delivery's claim travels with BEGIN, the statement that stores its answer with COMMIT, and a duplicate's look-up with
+// ROLLBACK. A transaction that claims a key and stores an answer then takes as many round trips to the server as one without the library, which on a
 // network is nearly all that the library costs.
 //
 // It is switched on by how the pool is opened:

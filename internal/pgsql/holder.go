@@ -150,19 +150,7 @@ WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
 // HolderOf finds the transaction that holds a key, or nil. It goes by the key's lock, so that it does not see a holder that
 // is not this library, nor one that has claimed more keys than it takes locks for.
 func HolderOf(ctx context.Context, q Querier, t Table, source, eventID string) (*Session, error) {
-	var holder *Session
-	number := strconv.FormatInt(LockNumber(source, eventID), 10)
-	err := eachRowOf(ctx, q, holderQuery, []any{t.Quoted(), number}, func(scan func(...any) error) error {
-		var s Session
-		var since *time.Time
-		var seconds float64
-		if err := scan(s.destinations(&since, &seconds)...); err != nil {
-			return err
-		}
-		s.at(since, seconds)
-		holder = &s
-		return nil
-	})
+	holder, err := findSession(ctx, q, holderQuery, t.Quoted(), strconv.FormatInt(LockNumber(source, eventID), 10))
 	if err != nil {
 		return nil, fmt.Errorf("look for the key's holder: %w", err)
 	}
@@ -227,8 +215,16 @@ ORDER BY coalesce(a.xact_start, p.prepared) LIMIT 1`
 
 // OldestSnapshot finds the transaction that has kept deleted rows of this database from VACUUM for the longest, or nil.
 func OldestSnapshot(ctx context.Context, q Querier, t Table) (*Session, error) {
-	var oldest *Session
-	err := eachRow(ctx, q, oldestSnapshotQuery, t.Quoted(), func(scan func(...any) error) error {
+	oldest, err := findSession(ctx, q, oldestSnapshotQuery, t.Quoted())
+	if err != nil {
+		return nil, fmt.Errorf("look for old snapshots: %w", err)
+	}
+	return oldest, nil
+}
+
+// findSession reads the one session that a query finds, or nil.
+func findSession(ctx context.Context, q Querier, query string, args ...any) (found *Session, err error) {
+	err = eachRowOf(ctx, q, query, args, func(scan func(...any) error) error {
 		var s Session
 		var since *time.Time
 		var seconds float64
@@ -236,13 +232,10 @@ func OldestSnapshot(ctx context.Context, q Querier, t Table) (*Session, error) {
 			return err
 		}
 		s.at(since, seconds)
-		oldest = &s
+		found = &s
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("look for old snapshots: %w", err)
-	}
-	return oldest, nil
+	return found, err
 }
 
 // hiddenQuery goes by what the server itself writes into a row that this role may not see.
