@@ -195,6 +195,27 @@ func TestRawGivesPgxsConnection(t *testing.T) {
 	}))
 }
 
+// A key that a transaction holds is asked for once more, after a look-up that found nobody's row and has ended the
+// transaction with it.
+func TestDuplicateOfARunningDelivery(t *testing.T) {
+	t.Parallel()
+	config := parse(t, gormtest.DSN(t))
+	pool := pipeline.OpenDB(stdlib.GetConnector(*config))
+	db, other := open(t, pool), open(t, stdlib.OpenDB(*config)) // two pools: the gate of one would answer by itself
+	_, err := idempotency.Do(other, "s", "evt", nil, func(tx *gorm.DB) error {
+		result, err := idempotency.Do(db, "s", "evt", nil, placeOrder("evt"), idempotency.WithWait(0))
+		if result != nil || !errors.Is(err, idempotency.ErrInFlight) {
+			t.Errorf("got %+v, %v", result, err)
+		}
+		if busy := pool.Stats().InUse; busy != 0 {
+			t.Errorf("%d connections are still in use", busy)
+		}
+		return placeAndAnswer("evt")(tx)
+	})
+	requireDone(t, err)
+	requireEffects(t, db, "evt", 1)
+}
+
 // COMMIT fails after the answer has been stored: nothing is kept, and the connection is as good as before.
 func TestCommitThatFails(t *testing.T) {
 	t.Parallel()
